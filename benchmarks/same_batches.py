@@ -70,7 +70,8 @@ def datasets(folder: Path) -> dict[str, list[str]]:
     for kind in ("weights", "trees"):
         file = folder / "sources" / kind / "rows.jsonl"
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("".join(json.dumps(row) + "\n" for row in made_rows(kind)))
+        if not file.exists():  # a new one has another identity, and lazy packs other keys
+            file.write_text("".join(json.dumps(row) + "\n" for row in made_rows(kind)))
         share = ["packing.share=prefix"] if kind == "trees" else []
         overrides[kind] = [*qwen, "source=jsonl", f"source.path={file}", "packing.max_token_len=2048", *share]
     if not REAL.is_dir():

@@ -103,6 +103,15 @@ class TextColumns:
         lens = self.spans[:, 1] - self.spans[:, 0]
         return np.repeat(self.spans[:, 1] - np.cumsum(lens), lens) + np.arange(lens.sum())
 
+    @property
+    def token_weights(self) -> npt.NDArray[np.float32] | None:
+        """The weight of each token, 1 if it is not trained; None: all are 1."""
+        if self.weights is None:
+            return None
+        weights = np.ones(len(self.ids), np.float32)
+        weights[self.trained] = np.repeat(self.weights, self.spans[:, 1] - self.spans[:, 0])
+        return weights
+
     @classmethod
     def of_members(cls, members: Sequence[MemberTokens]) -> "TextColumns":
         """Join the tokens of members."""

@@ -41,6 +41,7 @@ COLUMN_TYPES = {
     # a video: its chosen frames, all its frames, frames a second; and a chosen frame
     "num_frames": "u4", "num_in_source": "f8", "fps": "f8", "frame": "u4",
 }  # fmt: skip
+_STORED_TYPES = {name: np.dtype(kind).newbyteorder("<") for name, kind in COLUMN_TYPES.items()}
 #: an id is kept once if it comes at least so often in a row
 _MIN_REPEATS = 4
 _HEADER_BYTES = len(MAGIC) + 4 * len(COLUMN_TYPES)
@@ -75,9 +76,10 @@ class PackTokens:
     def ids(self) -> npt.NDArray[np.int64]:
         """The ids of all members, one behind the other: int64 [tokens]."""
         low, planes = self["low"], self["high"]
-        ids = low.astype(np.int64)
-        for bit, plane in enumerate(planes.reshape(-1, -(-len(low) // 8)) if len(planes) else (), 16):
-            ids |= np.unpackbits(plane, count=len(ids)).astype(np.int64) << bit
+        ids, high = low.astype(np.int64), np.zeros(len(low), np.uint16)
+        for bit, plane in enumerate(planes.reshape(-1, -(-len(low) // 8)) if len(planes) else ()):
+            high |= np.left_shift(np.unpackbits(plane, count=len(low)), bit, dtype=np.uint16)
+        ids |= np.left_shift(high, 16, dtype=np.int64)
         if not len(self["repeated"]):
             return ids
         times = np.ones(len(ids), np.int64)
@@ -102,15 +104,15 @@ class PackTokens:
         if data[: len(MAGIC)] != MAGIC or len(data) < _HEADER_BYTES:
             raise TokensDamaged(f"no tokens of format 3 ({len(data)} bytes that begin with {data[:4]!r}): pack again")
         counts = np.frombuffer(data, "<u4", len(COLUMN_TYPES), len(MAGIC)).tolist()
-        sizes = [count * np.dtype(kind).itemsize for count, kind in zip(counts, COLUMN_TYPES.values(), strict=True)]
+        sizes = [count * kind.itemsize for count, kind in zip(counts, _STORED_TYPES.values(), strict=True)]
         if _HEADER_BYTES + sum(sizes) != len(data):
             raise TokensDamaged(
                 f"tokens of {_HEADER_BYTES + sum(sizes):,} bytes by their header, and {len(data):,} are there"
             )
         columns, place = {}, _HEADER_BYTES
-        for (name, kind), count, size in zip(COLUMN_TYPES.items(), counts, sizes, strict=True):
+        for (name, kind), count, size in zip(_STORED_TYPES.items(), counts, sizes, strict=True):
             if count:
-                columns[name] = np.frombuffer(data, np.dtype(kind).newbyteorder("<"), count, place)
+                columns[name] = np.frombuffer(data, kind, count, place)
             place += size
         return cls(columns)
 

@@ -5,8 +5,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from energon_pack.run.seeded_random import Ints
 
 if TYPE_CHECKING:
     from energon_pack.training.joining import Join
@@ -46,6 +49,7 @@ class Members(Sequence[Member]):
     labels: Tensor
     types: Tensor
     lens: Tensor  # [members] int64
+    counts: Tensor  # [T] int64: each token's place in its member
     rope: Tensor | None = None  # [3, T]
     rows: Mapping[str, Tensor] = field(default_factory=dict)
     weights: Tensor | None = None  # None: all 1
@@ -60,9 +64,11 @@ class Members(Sequence[Member]):
         columns = [torch.cat([getattr(one, name) for one in members]) for name in ("ids", "labels", "types")]
         has_rope, has_weights = (any(getattr(one, name) is not None for one in members) for name in ("rope", "weights"))
         weights = [torch.ones(len(one)) if one.weights is None else one.weights for one in members]
+        lens = np.array([len(one) for one in members], np.int64)
         return cls(
             *columns,
-            torch.tensor([len(one) for one in members]),
+            torch.from_numpy(lens),
+            torch.from_numpy(restarting_counts(lens)),
             torch.cat([m_rope_rows(one) for one in members], dim=1) if has_rope else None,
             {name: torch.cat([one.rows[name] for one in members]) for name in members[0].rows},
             torch.cat(weights) if has_weights else None,
@@ -111,6 +117,11 @@ class Members(Sequence[Member]):
     def is_tree(self) -> bool:
         """Whether any member shares its first tokens with the member before it."""
         return self.shared_lens is not None and bool(self.shared_lens.any())
+
+
+def restarting_counts(lens: Ints) -> Ints:
+    """Return 0, 1, … length - 1 for each length, concatenated: numpy takes a third of torch's time."""
+    return np.arange(lens.sum()) - np.repeat(np.cumsum(lens) - lens, lens)
 
 
 def m_rope_rows(member: Member) -> Tensor:

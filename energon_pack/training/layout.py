@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad as pad_tensor
@@ -81,8 +82,9 @@ def neat(rows: Sequence[Sequence[Member]], form: RowForm) -> Batch:
     if (most := max(sizes)) > width:
         raise ValueError(f"a pack of {most} tokens in a row {width} wide")
     documents = [[*row, width - size] if size < width else row for row, size in zip(lengths, sizes, strict=True)]
-    every = torch.tensor([length for row in documents for length in row])
-    positions = restarting_counts(every).view(len(packs), width)
+    positions = _padded_rows([pack.counts for pack in packs], width, 0)
+    for row, size in zip(positions, sizes, strict=True):
+        row[size:] = torch.arange(width - size)
     labels = [shifted_by_one(pack.labels, pack.lens, IGNORE) if form.shifted else pack.labels for pack in packs]
     batch: Batch = {
         "input_ids": _padded_rows([pack.ids for pack in packs], width, form.pad_id),
@@ -97,7 +99,7 @@ def neat(rows: Sequence[Sequence[Member]], form: RowForm) -> Batch:
     if form.rope:
         batch["position_ids"] = positions.repeat(4, 1, 1)
         for index, pack in enumerate(packs):
-            if pack.rope is not None:  # else it counts as the text does, and so does the pad tail
+            if pack.rope is not None and pack.rope.stride(0):  # else text, which counts as the pad tail does
                 batch["position_ids"][1:, index, : sizes[index]] = pack.rope
     if form.weights or any(pack.is_weighted for pack in packs):
         weights = [shifted_weights(pack, form.weights, form.shifted) for pack in packs]
@@ -105,7 +107,8 @@ def neat(rows: Sequence[Sequence[Member]], form: RowForm) -> Batch:
         batch["is_weighted"] = not torch.equal(batch["loss_weight"], (batch["labels"] != IGNORE).float())
     if form.shifted:
         batch["_packed_seq_ids"] = batch["doc_ids"]
-    boundaries, longest = boundaries_of(every), int(every.max())
+    every = np.array([length for row in documents for length in row])
+    boundaries, longest = boundaries_of(torch.from_numpy(every)), int(every.max())
     return batch | {
         "cu_seq_lens_q": boundaries,
         "cu_seq_lens_k": boundaries,
@@ -134,24 +137,18 @@ def shifted_weights(pack: Members, kind: str | None, shifted: bool = True) -> Te
 
 
 def _padded_rows(rows: Sequence[Tensor], width: int, fill: float) -> Tensor:
-    padded = rows[0].new_full((len(rows), width), fill)
-    for row, values in zip(padded, rows, strict=True):
-        row[: len(values)] = values
-    return padded
+    return torch.stack([row if len(row) == width else _padded_to(row, width, fill) for row in rows])
 
 
-def restarting_counts(lengths: Tensor) -> Tensor:
-    """Return 0, 1, … length - 1 for each length, concatenated."""
-    starts = lengths.cumsum(0) - lengths
-    return torch.arange(int(lengths.sum())) - torch.repeat_interleave(starts, lengths)
+def _padded_to(values: Tensor, width: int, fill: float) -> Tensor:
+    return pad_tensor(values, (0, width - len(values)), value=fill)
 
 
 def member_numbers(lens: Tensor) -> Tensor:
     """Return the number of each token's member, from 1: int32 [T]."""
-    return torch.repeat_interleave(torch.arange(1, len(lens) + 1, dtype=torch.int32), lens)
+    return torch.from_numpy(np.repeat(np.arange(1, len(lens) + 1, dtype=np.int32), lens.numpy()))
 
 
-def boundaries_of(lengths: Tensor) -> Tensor:
+def boundaries_of(lens: Tensor) -> Tensor:
     """Return the boundaries of consecutive segments of these lengths, from 0: int32 [n + 1]."""
-    ends: Tensor = pad_tensor(lengths.cumsum(0), (1, 0))
-    return ends.int()
+    return torch.from_numpy(np.append(0, np.cumsum(lens.numpy())).astype(np.int32))

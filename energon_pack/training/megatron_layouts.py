@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad as pad_tensor
 
-from energon_pack.training.encoded import IGNORE, Member, Members
+from energon_pack.training.encoded import IGNORE, Member, Members, restarting_counts
 from energon_pack.training.layout import (
     Batch,
     RowForm,
     boundaries_of,
     member_numbers,
-    restarting_counts,
     shifted_by_one,
     shifted_weights,
 )
@@ -37,7 +36,7 @@ def thd(members: Sequence[Member], form: RowForm) -> Batch:
     """
     pack = Members.of(members)
     slots = _slots(pack.lens, form)
-    gaps, positions = bool((slots > pack.lens).any()), restarting_counts(slots)
+    gaps, positions = bool((slots > pack.lens).any()), torch.from_numpy(restarting_counts(slots.numpy()))
     real = positions < pack.lens.repeat_interleave(slots)
 
     def with_gaps(values: Tensor, fill: float) -> Tensor:

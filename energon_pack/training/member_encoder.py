@@ -21,7 +21,7 @@ from energon_pack.samples.media.prepared import apply_medium_steps, prepared_med
 from energon_pack.samples.member import NOTHING_SHARED, MemberInput, Shared
 from energon_pack.samples.pack_reader import PackMembers
 from energon_pack.samples.tokens import MemberTokens, SeenMedium, TextColumns
-from energon_pack.training.encoded import IGNORE, EncodedMembers, Member, Members
+from energon_pack.training.encoded import IGNORE, EncodedMembers, Member, Members, restarting_counts
 from energon_pack.training.encoded import Encoded as Encoded
 from energon_pack.training.joining import join
 from energon_pack.training.media_inputs import MediaProcessor
@@ -66,8 +66,9 @@ class MemberEncoder:
     ) -> tuple[EncodedMembers, dict[str, Tensor]]:
         """Encode the members of a pack; return them without media, and the joined media inputs of all by name.
 
-        Members of a pack on disk that are text go from its columns to tensors at once. Of others, the processor is called once for all media if a test showed that this gives the same as a call for each member.
-        Media that a member shares with the one before it are not processed again.
+        A pack on disk that is all text goes from its columns to tensors. Else the processor is called once for all
+        media if a test showed that this gives the same as a call for each member. Media that a member shares with the
+        one before it are not processed again.
 
         Args:
             on_bad: called with each member that can't be encoded, and its error. If it returns, the member is left out;
@@ -227,39 +228,35 @@ class MemberEncoder:
 
     def _members(self, text: TextColumns, media: Sequence[dict[str, Tensor]] = ()) -> Members:
         """Turn tokens into tensors, with positions; `media`: for each member, the media inputs that these need."""
-        ids, lens, labels, types = text.ids, text.lens, np.full(len(text.ids), IGNORE), np.zeros(len(text.ids), int)
-        trained, weights = text.trained, None
+        ids, lens, trained, weights = text.ids, text.lens, text.trained, text.token_weights
+        labels, types = np.full(len(ids), IGNORE), self._rules.types_of(ids)
         labels[trained] = ids[trained]
-        for number, feature in self._rules.types:
-            if feature is not None and (is_feature := ids == feature).any():
-                types[is_feature & (types == 0)] = number
-        if text.weights is not None:  # each token's, float32 [T]
-            weights = np.ones(len(ids), np.float32)
-            weights[trained] = np.repeat(text.weights, text.spans[:, 1] - text.spans[:, 0])
         rows: dict[str, Tensor] = {}
-        ends = np.cumsum(lens)
         if self._rules.is_asked:
-            each = [own.tolist() for own in np.split(ids, ends[:-1])]
+            each = [own.tolist() for own in np.split(ids, np.cumsum(lens)[:-1])]
             makers = self.token_functions.items()
             rows = {name: torch.cat([torch.as_tensor(make([own]))[0] for own in each]) for name, make in makers}
             if known_types := [one for own in each if (one := self._media_processor.token_types(own)) is not None]:
                 # transformers knows only images, videos and sounds
                 types = np.where(types > AUDIO.token_type, types, np.concatenate(known_types))
-        tensors = [torch.from_numpy(column) for column in (ids, labels, types, lens)]
-        rope = None
-        if self._rope is not None:
-            starts = ends - lens
-            rope = torch.from_numpy(np.arange(len(ids)) - np.repeat(starts, lens)).expand(3, -1)
-            seen = {
-                *np.repeat(np.arange(len(lens)), lens)[types != 0].tolist(),
-                *(n for n, own in enumerate(media) if own),
-            }
-            rope = rope.clone() if seen else rope
-            for number in sorted(seen):
-                own = slice(starts[number], ends[number])
-                rope[:, own] = self._rows(tensors[0][own], tensors[2][own], media[number] if media else {})
+        columns = [torch.from_numpy(column) for column in (ids, labels, types, lens, restarting_counts(lens))]
         of_member = [None if column is None else torch.tensor(column) for column in (text.factors, text.shared_lens)]
-        return Members(*tensors, rope, rows, None if weights is None else torch.from_numpy(weights), *of_member)
+        members = Members(*columns, None, rows, None if weights is None else torch.from_numpy(weights), *of_member)
+        return members if self._rope is None else replace(members, rope=self._rope_of(members, media))
+
+    def _rope_of(self, members: Members, media: Sequence[dict[str, Tensor]]) -> Tensor:
+        """Return the M-RoPE rows [3, T]: of text, in each row its counts."""
+        rope, ends = members.counts.expand(3, -1), members.lens.cumsum(0)
+        seen = {number for number, own in enumerate(media) if own}
+        if bool(members.types.any()):
+            seen.update(torch.searchsorted(ends, members.types.nonzero()[:, 0], right=True).tolist())
+        rope = rope.clone() if seen else rope
+        for number in sorted(seen):
+            own = slice(int(ends[number] - members.lens[number]), int(ends[number]))
+            rows = self._rows(members.ids[own], members.types[own], media[number] if media else {})
+            if rows is not None:
+                rope[:, own] = rows
+        return rope
 
     @cached_property
     def token_functions(self) -> Mapping[str, TokenFunction]:

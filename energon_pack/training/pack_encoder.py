@@ -22,20 +22,11 @@ from energon_pack.samples.member import MemberInput
 from energon_pack.samples.pack_reader import PackMembers
 from energon_pack.samples.tokens import LengthError
 from energon_pack.training.batch import PackedBatch, VisualInputs
-from energon_pack.training.encoded import (
-    IGNORE,
-    BadPack,
-    Encoded,
-    EncodedMembers,
-    Members,
-    Pack,
-    refuse_trees,
-    refuse_weights,
-)
+from energon_pack.training.encoded import BadPack, EncodedMembers, Members, Pack, refuse_trees, refuse_weights
 from energon_pack.training.forward_inputs import MEDIA_KEYS, refuse_missing_kernels, refuse_several_rows
 from energon_pack.training.joining import JoinError
-from energon_pack.training.layout import Batch, RowForm, neat, seq_idx
-from energon_pack.training.member_encoder import MemberEncoder, UnreadMember
+from energon_pack.training.layout import IGNORE, Batch, RowForm, neat, seq_idx
+from energon_pack.training.member_encoder import Encoded, MemberEncoder, UnreadMember
 from energon_pack.training.processor_calls import keep_pages_in_worker
 from energon_pack.training.rope import RopeRowsError, rope_rule_of
 
@@ -234,10 +225,10 @@ class PackEncoder:
             raise BadPack(f"{', '.join(pack.key for pack in packs)}: {error}") from None
         batch |= self._media(media, batch, any(map(any, (one.num_images for one in members))))
         batch |= {
-            "n_images_per_sample": _media_counts([one.num_images for one in members], per_pack=self.layout == "neat"),
-            "n_videos_per_sample": _media_counts([one.num_videos for one in members], per_pack=self.layout == "neat"),
+            "n_images_per_sample": self._media_counts([one.num_images for one in members]),
+            "n_videos_per_sample": self._media_counts([one.num_videos for one in members]),
             "num_tokens": sum(pack.num_own for pack in tokens),
-            "num_trained": _num_trained(batch, tokens),
+            "num_trained": int((batch["labels"] != IGNORE).sum()),  # a member's first token is never trained
             "sample_ids": [[*one.sample_ids] for one in members],
             "num_dropped": sum(len(pack.dropped) for pack in packs),
             "__key__": [pack.key for pack in packs],
@@ -275,6 +266,12 @@ class PackEncoder:
     def _padded_len(self, pack: Members) -> int:
         """Return how many tokens a pack's members take, each rounded up, shared tokens once."""
         return int((-(-pack.lens // self._form.multiple) * self._form.multiple).sum()) - len(pack.ids) + pack.num_own
+
+    def _media_counts(self, counts: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Return the counts of each pack in `neat`, else those of each member."""
+        return torch.tensor(
+            [sum(row) for row in counts] if self.layout == "neat" else [n for row in counts for n in row]
+        )
 
     def _row_form_of(self, packs: Sequence[Members]) -> RowForm:
         """Return the row form with the least allowed width that has room for each pack; else the largest width."""
@@ -317,12 +314,6 @@ class PackEncoder:
         return named_media
 
 
-def _num_trained(batch: PackedBatch, packs: Sequence[Members]) -> int:
-    if "tree_end" in batch:
-        return int((batch["labels"] != IGNORE).sum())
-    return sum(int((pack.labels != IGNORE).sum()) for pack in packs)
-
-
 def _unpickled(made: Mapping[str, Any], rules: InputRules, options: Any, tower: "TowerInputs | None") -> PackEncoder:
     encoder = PackEncoder(made, rules, **options)
     encoder.use_tower(tower)
@@ -336,7 +327,3 @@ def _pad_multiple(multiple: int | None, planned: int) -> int:
             f" packing.pad_to_multiple_of={math.lcm(max(multiple, 1), planned)} serves both"
         )
     return multiple or planned
-
-
-def _media_counts(counts: Sequence[Sequence[int]], per_pack: bool) -> torch.Tensor:
-    return torch.tensor([sum(row) for row in counts] if per_pack else [n for row in counts for n in row])
