@@ -17,7 +17,7 @@ from energon_pack.run.seeded_random import Ints
 from energon_pack.samples.media.image import Look
 from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.member import MemberInput
-from energon_pack.samples.pack_tokens import members_of, pack_tokens
+from energon_pack.samples.pack_tokens import members_of
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.samples.tokens_part import PackTokens
 
@@ -90,6 +90,8 @@ class InputRules:
 
     def save(self, folder: Path) -> None:
         """Write inputs.json and trial.tokens into a folder, for `load`."""
+        from energon_pack.samples.written_tokens import pack_tokens
+
         write_whole(folder / TRIAL_FILE, pack_tokens([one.tokens for one in self.trial]).to_bytes())
         write_whole(folder / INPUTS_FILE, json.dumps({"folder": self.folder, **self.to_json()}, indent=1).encode())
 

@@ -1,48 +1,14 @@
-"""Turn the tokens of members into the columns of their pack, and back."""
+"""Read the members of a pack, or their text alone, from its columns."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice, pairwise
 
 import numpy as np
 
-from energon_pack.samples.media.kinds import KIND_BY_LETTER, KINDS
+from energon_pack.samples.media.kinds import KIND_BY_LETTER
 from energon_pack.samples.tokens import OPERATIONS, MemberTokens, SeenMedium, Step, TextColumns
-from energon_pack.samples.tokens_part import COLUMN_TYPES, Array, PackTokens, TokensDamaged, id_columns, without_default
-
-
-def pack_tokens(members: Sequence[MemberTokens]) -> PackTokens:
-    """Join the tokens of a pack's members (ids, trained spans, weights, media) into the columns of one pack."""
-    text = TextColumns.of_members(members)
-    media = [medium for member in members for medium in member.media]
-    steps = [step for medium in media for step in medium.steps]
-    videos = [medium for medium in media if medium.frames]
-    lists: dict[str, Sequence[float]] = {
-        "length": text.lens.tolist(),
-        "shared_len": without_default([member.shared_len for member in members]),
-        "factor": without_default([member.factor for member in members], 1),
-        "num_media": without_default([len(member.media) for member in members]),
-        "start": text.spans[:, 0].tolist(),
-        "end": text.spans[:, 1].tolist(),
-        "weight": without_default([] if text.weights is None else text.weights.tolist(), 1),
-        "kind": [ord(KINDS[medium.kind].letter) for medium in media],
-        "num_images": without_default([medium.num_images for medium in media]),
-        "num_features": [medium.num_features for medium in media],
-        "width": without_default([medium.width for medium in media]),
-        "height": without_default([medium.height for medium in media]),
-        "num_steps": without_default([len(medium.steps) for medium in media]),
-        "num_samples": without_default([medium.num_samples for medium in media]),
-        "operation": [OPERATIONS.index(step.operation) for step in steps],
-        "new_width": [step.width for step in steps],
-        "new_height": [step.height for step in steps],
-        "num_frames": without_default([len(medium.frames) for medium in media]),
-        "num_in_source": [medium.num_in_source for medium in videos],
-        "fps": [medium.fps for medium in videos],
-        "frame": [frame for medium in videos for frame in medium.frames],
-    }
-    return PackTokens(
-        {name: np.array(rows, COLUMN_TYPES[name]) for name, rows in lists.items() if rows} | id_columns(text.ids)
-    )
+from energon_pack.samples.tokens_part import Array, PackTokens, TokensDamaged
 
 
 def members_of(pack: PackTokens) -> list[MemberTokens]:

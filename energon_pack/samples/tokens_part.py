@@ -7,7 +7,7 @@ is compressed, because the bytes of zlib differ between its builds: an id takes 
 plane of the higher bits; an id that comes four times or more in a row, as those of an image do, stands once.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
@@ -42,8 +42,6 @@ COLUMN_TYPES = {
     "num_frames": "u4", "num_in_source": "f8", "fps": "f8", "frame": "u4",
 }  # fmt: skip
 _STORED_TYPES = {name: np.dtype(kind).newbyteorder("<") for name, kind in COLUMN_TYPES.items()}
-#: an id is kept once if it comes at least so often in a row
-_MIN_REPEATS = 4
 _HEADER_BYTES = len(MAGIC) + 4 * len(COLUMN_TYPES)
 
 
@@ -130,29 +128,3 @@ def read_tokens(data: bytes, meta: Mapping[str, Any]) -> PackTokens:
     if (checksum := meta.get(CHECKSUM_FIELD)) not in (None, crc32(data)):
         raise TokensDamaged(f"tokens with the checksum {crc32(data)}, and {checksum} when they were written")
     return tokens
-
-
-def id_columns(ids: npt.NDArray[np.int64]) -> dict[str, Array]:
-    """Split token ids below 2³¹ into the columns `low`, `high`, `repeated` and `num_more` (see `COLUMN_TYPES`)."""
-    starts = np.flatnonzero(np.diff(ids, prepend=-1))
-    times = np.diff(starts, append=len(ids))
-    is_run = times >= _MIN_REPEATS
-    places, num_more = starts[is_run], times[is_run] - 1
-    kept = np.ones(len(ids), bool)
-    for place, more in zip(places.tolist(), num_more.tolist(), strict=True):
-        kept[place + 1 : place + 1 + more] = False
-    once = ids[kept] if len(places) else ids
-    num_planes = max(0, int(once.max(initial=0)).bit_length() - 16)
-    high = (once >> 16).astype(np.uint16)
-    planes = [np.packbits((high >> bit & 1).astype(bool)) for bit in range(num_planes)]
-    return {
-        "low": once.astype(np.uint16),
-        "high": np.concatenate([np.zeros(0, np.uint8), *planes]),
-        "repeated": places - (np.cumsum(num_more) - num_more),
-        "num_more": num_more,
-    }
-
-
-def without_default(values: Sequence[float], default: float = 0) -> Sequence[float]:
-    """Return the entries of a column, or an empty list if all of them equal its default."""
-    return values if any(value != default for value in values) else ()

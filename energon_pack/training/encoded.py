@@ -1,15 +1,14 @@
 """A sample as tensors, and a pack of such samples."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
-
-from energon_pack.run.seeded_random import Ints
 
 if TYPE_CHECKING:
     from energon_pack.training.joining import Join
@@ -119,7 +118,7 @@ class Members(Sequence[Member]):
         return self.shared_lens is not None and bool(self.shared_lens.any())
 
 
-def restarting_counts(lens: Ints) -> Ints:
+def restarting_counts(lens: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Return 0, 1, … length - 1 for each length, concatenated: numpy takes a third of torch's time."""
     return np.arange(lens.sum()) - np.repeat(np.cumsum(lens) - lens, lens)
 
@@ -189,27 +188,6 @@ class Pack:
     media: dict[str, Tensor]
     #: sample ids of members that were left out
     dropped: list[str]
-
-
-def refuse_trees(packs: Sequence[Pack], where: str) -> None:
-    """Raise BadPack if members share tokens, which `where` (a layout, mask or trainer) does not support."""
-    why = f"it shares tokens with the sample before it, for which {where} has no place: pack with packing.share=none"
-    _refuse(packs, lambda tokens: tokens.is_tree, lambda tokens: bool(tokens.shared_len), why)
-
-
-def refuse_weights(packs: Sequence[Pack], where: str, way_out: str) -> None:
-    """Raise BadPack if a sample or turn has a weight that `where` does not support; the message ends with `way_out`."""
-    why = f"it or one of its turns has a weight other than 1, and {where} has no place for it; {way_out}"
-    _refuse(packs, lambda tokens: tokens.is_weighted, lambda tokens: tokens.is_weighted, why)
-
-
-def _refuse(
-    packs: Sequence[Pack], any_is_bad: Callable[[Members], bool], is_bad: Callable[[Member], bool], why: str
-) -> None:
-    for pack in packs:
-        if any_is_bad(EncodedMembers.of(pack.members).tokens):
-            bad = next(member for member in pack.members if is_bad(member.tokens))
-            raise BadPack(f"{bad.sample_id} in {pack.key}: {why}")
 
 
 def text_sample(ids: Tensor, rows: Iterable[str] = ()) -> Encoded:

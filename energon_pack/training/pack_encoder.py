@@ -22,13 +22,14 @@ from energon_pack.samples.member import MemberInput
 from energon_pack.samples.pack_reader import PackMembers
 from energon_pack.samples.tokens import LengthError
 from energon_pack.training.batch import PackedBatch, VisualInputs
-from energon_pack.training.encoded import BadPack, EncodedMembers, Members, Pack, refuse_trees, refuse_weights
+from energon_pack.training.encoded import BadPack, EncodedMembers, Members, Pack
 from energon_pack.training.forward_inputs import MEDIA_KEYS, refuse_missing_kernels, refuse_several_rows
 from energon_pack.training.joining import JoinError
 from energon_pack.training.layout import IGNORE, Batch, RowForm, neat, seq_idx
 from energon_pack.training.member_encoder import Encoded, MemberEncoder, UnreadMember
 from energon_pack.training.processor_calls import keep_pages_in_worker
-from energon_pack.training.rope import RopeRowsError, rope_rule_of
+from energon_pack.training.rope import RopeRowsError
+from energon_pack.training.rope_rule import rope_rule_of
 
 if TYPE_CHECKING:
     from energon_pack.training.probe_batches import ProbeTree
@@ -195,16 +196,12 @@ class PackEncoder:
 
     def batch(self, packs: Sequence[Pack]) -> PackedBatch:
         """Lay encoded packs out in one batch, in the encoder's layout. BadPack: they can't be."""
-        if self.layout == "mlm":
-            refuse_weights(packs, "layout=mlm", "layout=thd and rows have: their loss_mask")
         members = [EncodedMembers.of(pack.members) for pack in packs]
         tokens = [one.tokens for one in members]
-        if self.layout != "neat":
-            refuse_trees(packs, f"layout={self.layout}")
-        elif self._num_segments is not None:
-            refuse_trees(packs, f"pad_segments={self._num_segments}")
-        elif self.mask in ("hybrid", "prefix4d", "indexed"):
-            refuse_trees(packs, f"mask={self.mask}")
+        if self.layout != "neat" or self._num_segments is not None or self.mask in ("hybrid", "prefix4d", "indexed"):
+            from energon_pack.training.refusals import refuse_unplaced
+
+            refuse_unplaced(packs, self.layout, self._num_segments, self.mask)
         try:
             if self.layout == "neat":
                 batch = self._neat(tokens)
