@@ -70,7 +70,6 @@ GUARD = "errors version run training"
 ENCODERS = {
     f"training.{name}"
     for name in ("media_inputs", "member_encoder", "pack_encoder", "processor_calls", "rope", "rope_rule")
-    for name in ("media_inputs", "member_encoder", "pack_encoder", "processor_calls", "rope", "rope_rule")
 }
 #: The most modules and lines of this package that a door imports, by what `benchmarks/imports.py` measures.
 MOST = {"a batch of images": (82, 8_200), "guard": (19, 3_200)}

@@ -7,9 +7,11 @@
 Pure, but for media that lie in the source.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from energon_pack.errors import PackError, quote
@@ -28,10 +30,7 @@ from energon_pack.samples.parts import (
 from energon_pack.samples.tokens import MemberTokens, TextColumns
 from energon_pack.samples.tokens_part import PACK_FORMAT, TOKENS_PART, PackTokens, TokensDamaged, read_tokens
 
-try:
-    from orjson import loads as _loads
-except ImportError:
-    from json import loads as _loads
+_loads: Callable[[Any], Any] = import_module("orjson" if find_spec("orjson") else "json").loads
 
 #: the flavours whose names of media are known here
 READABLE_FLAVORS = ("packed_multi_mix_qa", "packed_trees", "packed_captioning")

@@ -60,12 +60,14 @@ class Members(Sequence[Member]):
         """Join members, unless they are columns already."""
         if isinstance(members, Members):
             return members
-        columns = [torch.cat([getattr(one, name) for one in members]) for name in ("ids", "labels", "types")]
+        ids, labels, types = (torch.cat([getattr(one, name) for one in members]) for name in ("ids", "labels", "types"))
         has_rope, has_weights = (any(getattr(one, name) is not None for one in members) for name in ("rope", "weights"))
         weights = [torch.ones(len(one)) if one.weights is None else one.weights for one in members]
         lens = np.array([len(one) for one in members], np.int64)
         return cls(
-            *columns,
+            ids,
+            labels,
+            types,
             torch.from_numpy(lens),
             torch.from_numpy(restarting_counts(lens)),
             torch.cat([m_rope_rows(one) for one in members], dim=1) if has_rope else None,

@@ -119,7 +119,7 @@ def mlm(members: Sequence[Member], form: RowForm) -> Batch:
     return {
         "tokens": packed["input_ids"],
         "labels": pad_tensor(labels, (0, 1), value=IGNORE),
-        "cu_lengths": packed.get("cu_seqlens_q_padded", packed["cu_seqlens_q"]).unsqueeze(0),
+        "cu_lengths": packed["cu_seqlens_q_padded" if "cu_seqlens_q_padded" in packed else "cu_seqlens_q"].unsqueeze(0),
         "max_lengths": packed["max_seqlen_q"].view(1),
     }
 

@@ -57,7 +57,7 @@ class MemberEncoder:
             raise error
 
         (encoded,), media = self.encode_all([replace(member, shared=NOTHING_SHARED)], fail)
-        return replace(encoded, media=media)  # type: ignore[no-any-return]
+        return replace(encoded, media=media)
 
     def encode_all(
         self,
@@ -239,9 +239,12 @@ class MemberEncoder:
             if known_types := [one for own in each if (one := self._media_processor.token_types(own)) is not None]:
                 # transformers knows only images, videos and sounds
                 types = np.where(types > AUDIO.token_type, types, np.concatenate(known_types))
-        columns = [torch.from_numpy(column) for column in (ids, labels, types, lens, restarting_counts(lens))]
-        of_member = [None if column is None else torch.tensor(column) for column in (text.factors, text.shared_lens)]
-        members = Members(*columns, None, rows, None if weights is None else torch.from_numpy(weights), *of_member)
+        counts = restarting_counts(lens)
+        arrays = {"ids": ids, "labels": labels, "types": types, "lens": lens, "counts": counts, "weights": weights}
+        columns = {name: torch.from_numpy(array) for name, array in arrays.items() if array is not None}
+        of_member = {"factors": text.factors, "shared_lens": text.shared_lens}  # of a file: not writable
+        columns |= {name: torch.tensor(array) for name, array in of_member.items() if array is not None}
+        members = Members(**columns, rows=rows)
         return members if self._rope is None else replace(members, rope=self._rope_of(members, media))
 
     def _rope_of(self, members: Members, media: Sequence[dict[str, Tensor]]) -> Tensor:
@@ -253,9 +256,7 @@ class MemberEncoder:
         rope = rope.clone() if seen else rope
         for number in sorted(seen):
             own = slice(int(ends[number] - members.lens[number]), int(ends[number]))
-            rows = self._rows(members.ids[own], members.types[own], media[number] if media else {})
-            if rows is not None:
-                rope[:, own] = rows
+            rope[:, own] = self._rows(members.ids[own], members.types[own], media[number] if media else {})
         return rope
 
     @cached_property
@@ -263,7 +264,7 @@ class MemberEncoder:
         """Functions that make a model's special inputs with one value per token, from token ids; by input name."""
         return self._media_processor.token_functions if self._rules.is_asked else {}
 
-    def _rows(self, ids: Tensor, types: Tensor, media: dict[str, Tensor]) -> Tensor | None:
+    def _rows(self, ids: Tensor, types: Tensor, media: dict[str, Tensor]) -> Any:
         """Return the M-RoPE rows [3, L] of one member; None: the model has none."""
         if isinstance(self._rope, OwnRope):
             return self._rope(ids, types, media)
