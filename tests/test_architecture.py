@@ -39,7 +39,7 @@ __main__
 BELOW = """
 errors version run steps
 samples.media samples.bytes samples.skip samples.hint samples.sample samples.tokens samples.tokens_part
-samples.pack_tokens samples.parts samples.member samples.pack_reader samples.input_rules
+samples.pack_tokens samples.written_tokens samples.parts samples.member samples.pack_reader samples.input_rules
 sources.storage sources.store_listing sources.blockwise sources.tar sources.other_formats sources.prepared_folder
 templates.folder templates.full_processor templates.processor_part templates.pixels
 """
@@ -68,7 +68,8 @@ ASKED_FOR = {
 GUARD = "errors version run training"
 #: Modules of training that turn packs into batches: guard has none of them.
 ENCODERS = {
-    f"training.{name}" for name in ("media_inputs", "member_encoder", "pack_encoder", "processor_calls", "rope")
+    f"training.{name}"
+    for name in ("media_inputs", "member_encoder", "pack_encoder", "processor_calls", "rope", "rope_rule")
 }
 #: The most modules and lines of this package that a door imports, by what `benchmarks/imports.py` measures.
 MOST = {"a batch of images": (82, 8_200), "guard": (19, 3_200)}

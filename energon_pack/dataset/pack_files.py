@@ -1,12 +1,12 @@
 """Find the packs in a shard: neighbouring files with one key."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from energon_pack.run.plain_data import json_value
 from energon_pack.samples.member import MemberInput
-from energon_pack.samples.pack_reader import READABLE_FLAVORS, pack_members
-from energon_pack.samples.parts import Parts, ReadMedia, json_of
+from energon_pack.samples.pack_reader import READABLE_FLAVORS, PackMembers
+from energon_pack.samples.parts import Parts, ReadMedia
 from energon_pack.samples.sample import Part
 from energon_pack.sources.storage import File
 from energon_pack.sources.tar import BLOCK, TarScan
@@ -43,11 +43,10 @@ def first_json(file: File) -> Any:
     return json_value(file.read(offset, size))
 
 
-def members_of_pack(parts: Parts, flavor: str, read: ReadMedia) -> Iterator[MemberInput]:
-    """Yield the members of a pack. `parts`: part name → bytes; `read`: reads media that the pack only refers to."""
+def members_of_pack(parts: Parts, flavor: str, read: ReadMedia) -> Iterable[MemberInput]:
+    """Return the members of a pack. `parts`: part name → bytes; `read`: reads media that the pack only refers to."""
     if flavor in READABLE_FLAVORS:
-        yield from pack_members(parts, json_of(parts["json"]), read)
-        return
+        return PackMembers(parts, read)
     from energon_pack.samples.flavors import flavor_by_name, load_pack_members  # of another package
 
-    yield from load_pack_members(parts, flavor_by_name(flavor), read)
+    return load_pack_members(parts, flavor_by_name(flavor), read)

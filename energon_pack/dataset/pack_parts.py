@@ -29,6 +29,7 @@ class PackParts:
         """Take the dataset's folder, and that of its shards if they lie elsewhere."""
         self.folder, self._shards = folder, shards or folder
         self._opened: dict[str, File] = {}
+        self._indexes: dict[str, bytes] = {}
         #: the media that packs refer to
         self.media = DatasetMedia(folder.path)
 
@@ -76,8 +77,11 @@ class PackParts:
     def _files_of_pack(self, name: str, place: int) -> tuple[Bytes, PackFiles]:
         """Return the file that holds the pack `place` of a shard, and its parts, found by the index or a scan."""
         file = self._open_shard(name)
-        with suppress(OSError), self._shards.open(f"{name}.idx") as index:
-            data = index.read(8 * place, 16)
+        with suppress(OSError):
+            if name not in self._indexes:
+                with self._shards.open(f"{name}.idx") as index:
+                    self._indexes[name] = index.read(0, index.size)
+            data = self._indexes[name][8 * place : 8 * place + 16]
             ends = np.frombuffer(data[: len(data) // 8 * 8], "<u8")
             if len(ends) == 2 and ends[0] < ends[1] <= file.size:
                 its_bytes = ByteRange(file, int(ends[0]), int(ends[1] - ends[0]))
@@ -107,7 +111,7 @@ class PackParts:
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without open files."""
-        return {**vars(self), "_opened": {}, "media": DatasetMedia(self.folder.path)}
+        return {**vars(self), "_opened": {}, "_indexes": {}, "media": DatasetMedia(self.folder.path)}
 
     def __enter__(self: _Self) -> _Self:
         return self

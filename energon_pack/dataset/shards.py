@@ -33,11 +33,11 @@ from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.flavors.base import Conversation, Fields, PackedFlavor
 from energon_pack.samples.flavors.references import with_references
 from energon_pack.samples.flavors.schema import MESSAGES_FIELD
-from energon_pack.samples.pack_tokens import pack_tokens
 from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.samples.tokens_part import CHECKSUM_FIELD, PACK_FORMAT, TOKENS_PART
+from energon_pack.samples.written_tokens import pack_tokens
 from energon_pack.sources.referenced_media import END_BYTES
 from energon_pack.sources.rows import rows_of
 from energon_pack.sources.shard import Shard

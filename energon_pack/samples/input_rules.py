@@ -10,11 +10,14 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from energon_pack.run.files import write_whole
+from energon_pack.run.seeded_random import Ints
 from energon_pack.samples.media.image import Look
 from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.member import MemberInput
-from energon_pack.samples.pack_tokens import members_of, pack_tokens
+from energon_pack.samples.pack_tokens import members_of
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.samples.tokens_part import PackTokens
 
@@ -70,6 +73,14 @@ class InputRules:
         """Return the id of the token that a model replaces by features of a kind of media; None: it has none."""
         return dict(self.types).get(KINDS[kind].token_type)
 
+    def types_of(self, ids: Ints) -> Ints:
+        """Return for each token 0 (text), or the number of the kind of media whose features it holds."""
+        types = np.zeros(len(ids), np.int64)
+        for number, feature in self.types:
+            if feature is not None and (is_feature := ids == feature).any():
+                types[is_feature & (types == 0)] = number
+        return types
+
     def to_json(self) -> dict[str, Any]:
         """Return the rules as JSON values, without the processor's folder and the trial's tokens."""
         left_out = ("folder", "trial", "tokenize")
@@ -79,6 +90,8 @@ class InputRules:
 
     def save(self, folder: Path) -> None:
         """Write inputs.json and trial.tokens into a folder, for `load`."""
+        from energon_pack.samples.written_tokens import pack_tokens
+
         write_whole(folder / TRIAL_FILE, pack_tokens([one.tokens for one in self.trial]).to_bytes())
         write_whole(folder / INPUTS_FILE, json.dumps({"folder": self.folder, **self.to_json()}, indent=1).encode())
 

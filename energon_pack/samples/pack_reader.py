@@ -1,22 +1,36 @@
 """Read the members of a pack of ours: their tokens and media. All else in the JSON is for people and other stacks.
 
     _meta.sample_ids ─┐
-    names of media  ──┼──► MemberInput, for each member
+    names of media  ──┼──► TextColumns, for all members; where they have media, a MemberInput for each
     <pack>.tokens   ──┘
 
 Pure, but for media that lie in the source.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from energon_pack.errors import PackError, quote
 from energon_pack.samples.media.kinds import IMAGE, KINDS, VIDEO
 from energon_pack.samples.member import MemberInput, Shared, media_fields
-from energon_pack.samples.pack_tokens import members_of
-from energon_pack.samples.parts import SOURCE_PARTS_FIELD, Parts, ReadMedia, has_references, medium_of, read_referenced
-from energon_pack.samples.tokens import MemberTokens
+from energon_pack.samples.pack_tokens import members_of, text_of_pack
+from energon_pack.samples.parts import (
+    SOURCE_PARTS_FIELD,
+    Parts,
+    ReadMedia,
+    has_references,
+    json_of,
+    medium_of,
+    read_referenced,
+)
+from energon_pack.samples.tokens import MemberTokens, TextColumns
 from energon_pack.samples.tokens_part import PACK_FORMAT, TOKENS_PART, PackTokens, TokensDamaged, read_tokens
+
+_loads: Callable[[Any], Any] = import_module("orjson" if find_spec("orjson") else "json").loads
 
 #: the flavours whose names of media are known here
 READABLE_FLAVORS = ("packed_multi_mix_qa", "packed_trees", "packed_captioning")
@@ -26,40 +40,78 @@ class UnknownFormat(PackError):
     """Raised for a pack or dataset that another tool or another version of this package wrote."""
 
 
-def pack_members(parts: Parts, value: Mapping[str, Any], read: ReadMedia) -> Iterator[MemberInput]:
-    """Yield the members of a pack, whose flavour is one of `READABLE_FLAVORS`.
+class PackMembers:
+    """The members of a pack, whose flavour is one of `READABLE_FLAVORS`: nothing is read before somebody asks.
 
     Args:
         parts: the content of the pack's files, by part name.
-        value: the pack's JSON.
         read: reads the media from the source if the pack holds no copies.
-
-    Raises:
-        UnknownFormat: another tool, or another version of this package, wrote the pack; or it has no tokens.
-        TokensDamaged: its tokens are cut, or a member has another number of tokens than the JSON says.
-        KeyError, TypeError, ValueError: its JSON and its tokens list different members.
     """
-    meta = meta_of(value, str(parts.get("__key__")))
-    all_tokens = members_of(tokens_of_pack(parts, meta))
-    media = {**parts, **read_referenced(parts, value, read)} if has_references(value) else parts
-    names = _media_names(value)
-    shared = num_shared_media(names, [tokens.shared_len for tokens in all_tokens])
-    columns = zip(meta["sample_ids"], meta["token_lens"], all_tokens, names, shared, strict=True)
-    for sample_id, token_len, tokens, own_names, num in columns:
-        refuse_wrong_len(sample_id, token_len, tokens)
-        kinds = [kind for medium in tokens.media for kind in medium.part_kinds]
-        # the encoder compares their numbers
-        own_parts = [*zip(own_names, [*kinds, *[IMAGE.kind] * len(own_names)], strict=False)]
-        by_kind = {kind: [medium_of(media, name, its) for name, its in own_parts if its == kind] for kind in KINDS}
-        before = kinds[:num]
-        yield MemberInput(
-            sample_id,
-            [],
-            **media_fields(by_kind),
-            token_len=token_len,
-            shared=Shared(tokens.shared_len, before.count(IMAGE.kind), before.count(VIDEO.kind)),
-            tokens=tokens,
-        )
+
+    def __init__(self, parts: Parts, read: ReadMedia):
+        self._parts, self._read = parts, read
+
+    @cached_property
+    def _value(self) -> Mapping[str, Any]:
+        value: Mapping[str, Any] = _json_of_pack(self._parts["json"])
+        return value
+
+    @cached_property
+    def _meta(self) -> Mapping[str, Any]:
+        return meta_of(self._value, str(self._parts.get("__key__")))
+
+    @cached_property
+    def _tokens(self) -> PackTokens:
+        return tokens_of_pack(self._parts, self._meta)
+
+    def only_text(self) -> tuple[list[str], TextColumns] | None:
+        """Return the ids and the tokens of all members, if they have no media and share nothing.
+
+        None: they do, or the JSON and the tokens list different members; iterating names the first. Raises its errors.
+        """
+        if any(len(self._tokens[name]) for name in ("kind", "num_media", "shared_len")):
+            return None
+        ids, text, names = self._meta["sample_ids"], text_of_pack(self._tokens), _media_names(self._value)
+        if any(names) or not len(ids) == len(names) == len(text.lens) or self._meta["token_lens"] != text.lens.tolist():
+            return None
+        return ids, text
+
+    def __iter__(self) -> Iterator[MemberInput]:
+        """Yield each member.
+
+        Raises:
+            UnknownFormat: another tool, or another version of this package, wrote the pack; or it has no tokens.
+            TokensDamaged: its tokens are cut, or a member has another number of tokens than the JSON says.
+            KeyError, TypeError, ValueError: its JSON and its tokens list different members.
+        """
+        parts, value, meta = self._parts, self._value, self._meta
+        all_tokens = members_of(self._tokens)
+        media = {**parts, **read_referenced(parts, value, self._read)} if has_references(value) else parts
+        names = _media_names(value)
+        shared = num_shared_media(names, [tokens.shared_len for tokens in all_tokens])
+        columns = zip(meta["sample_ids"], meta["token_lens"], all_tokens, names, shared, strict=True)
+        for sample_id, token_len, tokens, own_names, num in columns:
+            refuse_wrong_len(sample_id, token_len, tokens)
+            kinds = [kind for medium in tokens.media for kind in medium.part_kinds]
+            # the encoder compares their numbers
+            own_parts = [*zip(own_names, [*kinds, *[IMAGE.kind] * len(own_names)], strict=False)]
+            by_kind = {kind: [medium_of(media, name, its) for name, its in own_parts if its == kind] for kind in KINDS}
+            before = kinds[:num]
+            yield MemberInput(
+                sample_id,
+                [],
+                **media_fields(by_kind) if own_parts else {},
+                token_len=token_len,
+                shared=Shared(tokens.shared_len, before.count(IMAGE.kind), before.count(VIDEO.kind)),
+                tokens=tokens,
+            )
+
+
+def _json_of_pack(part: Any) -> Any:
+    """Parse a pack's JSON, with orjson where it is installed; what that refuses, Python's own reader reads or names."""
+    with suppress(ValueError, TypeError, RecursionError):
+        return _loads(part)
+    return json_of(part)
 
 
 def meta_of(value: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -1,58 +1,14 @@
-"""Turn the tokens of members into the columns of their pack, and back."""
+"""Read the members of a pack, or their text alone, from its columns."""
 
-from collections.abc import Iterator, Sequence
-from itertools import accumulate, islice, pairwise
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice, pairwise
 
 import numpy as np
 
-from energon_pack.samples.media.kinds import KIND_BY_LETTER, KINDS
-from energon_pack.samples.tokens import OPERATIONS, MemberTokens, SeenMedium, Step
-from energon_pack.samples.tokens_part import COLUMN_TYPES, Array, PackTokens, TokensDamaged, id_columns, without_default
-
-
-def pack_tokens(members: Sequence[MemberTokens]) -> PackTokens:
-    """Join the tokens of a pack's members (ids, trained spans, weights, media) into the columns of one pack."""
-    lens = [*map(len, members)]
-    starts = accumulate(lens, initial=0)
-    spans = [
-        (start + first, start + last, weight)
-        for member, start in zip(members, starts, strict=False)
-        for (first, last), weight in _weighted_spans(member)
-    ]
-    media = [medium for member in members for medium in member.media]
-    steps = [step for medium in media for step in medium.steps]
-    videos = [medium for medium in media if medium.frames]
-    lists: dict[str, Sequence[float]] = {
-        "length": lens,
-        "shared_len": without_default([member.shared_len for member in members]),
-        "factor": without_default([member.factor for member in members], 1),
-        "num_media": without_default([len(member.media) for member in members]),
-        "start": [start for start, _, _ in spans],
-        "end": [end for _, end, _ in spans],
-        "weight": without_default([weight for _, _, weight in spans], 1),
-        "kind": [ord(KINDS[medium.kind].letter) for medium in media],
-        "num_images": without_default([medium.num_images for medium in media]),
-        "num_features": [medium.num_features for medium in media],
-        "width": without_default([medium.width for medium in media]),
-        "height": without_default([medium.height for medium in media]),
-        "num_steps": without_default([len(medium.steps) for medium in media]),
-        "num_samples": without_default([medium.num_samples for medium in media]),
-        "operation": [OPERATIONS.index(step.operation) for step in steps],
-        "new_width": [step.width for step in steps],
-        "new_height": [step.height for step in steps],
-        "num_frames": without_default([len(medium.frames) for medium in media]),
-        "num_in_source": [medium.num_in_source for medium in videos],
-        "fps": [medium.fps for medium in videos],
-        "frame": [frame for medium in videos for frame in medium.frames],
-    }
-    ids = np.concatenate([np.zeros(0, np.int64), *(member.ids for member in members)])
-    return PackTokens(
-        {name: np.array(rows, COLUMN_TYPES[name]) for name, rows in lists.items() if rows} | id_columns(ids)
-    )
-
-
-def _weighted_spans(member: MemberTokens) -> Iterator[tuple[tuple[int, int], float]]:
-    return zip(member.supervised, member.weights or [1.0] * len(member.supervised), strict=True)
+from energon_pack.samples.media.kinds import KIND_BY_LETTER
+from energon_pack.samples.tokens import OPERATIONS, MemberTokens, SeenMedium, Step, TextColumns
+from energon_pack.samples.tokens_part import Array, PackTokens, TokensDamaged
 
 
 def members_of(pack: PackTokens) -> list[MemberTokens]:
@@ -61,38 +17,68 @@ def members_of(pack: PackTokens) -> list[MemberTokens]:
     Raises:
         TokensDamaged: its columns contradict each other.
     """
+    text = text_of_pack(pack)
+    with _damage_named():
+        return [*_read_members(pack, text)]
+
+
+def text_of_pack(pack: PackTokens) -> TextColumns:
+    """Return the tokens of a pack without its media, from its columns.
+
+    Raises:
+        TokensDamaged: its columns contradict each other.
+    """
+    with _damage_named():
+        lens = pack["length"].astype(np.int64)
+        num_ids = len(pack["low"]) + int(pack["num_more"].sum(dtype=np.int64))
+        if num_ids == lens.sum():  # else damage might ask for all memory
+            num_ids = len(ids := pack.ids)
+        if num_ids != lens.sum():
+            raise ValueError(f"{num_ids} ids, and members of {lens.sum()}")
+        spans = np.stack([pack["start"], pack["end"]], axis=1).astype(np.int64)
+        _refuse_wrong_spans(spans, lens)
+        numbers = {"weight": len(spans), "factor": len(lens), "shared_len": len(lens)}
+        entries = [pack.entries(name, number) if len(pack[name]) else None for name, number in numbers.items()]
+        return TextColumns(ids, lens, spans, *entries)
+
+
+def _refuse_wrong_spans(spans: Array, lens: Array) -> None:
+    """Raise ValueError unless each span lies in one member, behind its first token, and behind the span before it."""
+    ends = np.cumsum(lens)
+    members = np.searchsorted(ends, spans[:, 1])  # those in which spans end
+    least = np.append(ends - lens, 2**32)[members] + 1
+    least[1:] = np.maximum(least[1:], spans[:-1, 1])
+    if len(wrong := np.flatnonzero((spans[:, 0] < least) | (spans[:, 1] <= spans[:, 0]))):
+        member = members[wrong[0]]
+        raise ValueError(
+            f"a trained span {f'outside of member {member}' if member < len(lens) else 'behind the last member'}"
+        )
+
+
+@contextmanager
+def _damage_named() -> Iterator[None]:
+    """Raise TokensDamaged where columns contradict each other."""
     try:
-        return [*_read_members(pack)]
+        yield
     except (ValueError, IndexError, KeyError, StopIteration, RuntimeError) as error:
         raise TokensDamaged(f"tokens whose columns contradict each other ({error})") from None
 
 
-def _read_members(pack: PackTokens) -> Iterator[MemberTokens]:
-    lens = pack["length"].tolist()
-    number = len(lens)
-    starts = [*accumulate(lens, initial=0)]
-    num_ids = len(pack["low"]) + int(pack["num_more"].sum(dtype=np.int64))
-    if num_ids == starts[-1]:  # else damage might ask for all memory
-        num_ids = len(ids := pack.ids)
-    if num_ids != starts[-1]:
-        raise ValueError(f"{num_ids} ids, and members of {starts[-1]}")
-    spans = np.stack([pack["start"], pack["end"]], axis=1).astype(np.int64)
-    weights = pack.entries("weight", len(spans), 1).tolist()
-    bounds = [0, *np.searchsorted(spans[:, 1], starts[1:], side="right").tolist()]  # of the spans of each member
+def _read_members(pack: PackTokens, text: TextColumns) -> Iterator[MemberTokens]:
+    number = len(text.lens)
+    starts = [0, *np.cumsum(text.lens).tolist()]
+    bounds = [0, *np.searchsorted(text.spans[:, 1], starts[1:], side="right").tolist()]  # of the spans of each member
+    weights = pack.entries("weight", len(text.spans), 1).tolist()
     factors, shared = pack.entries("factor", number, 1).tolist(), pack.entries("shared_len", number).tolist()
     media, counts = iter(_media_of_pack(pack)), pack.entries("num_media", number).tolist()
     if sum(counts) != len(pack["kind"]):
         raise ValueError(f"{len(pack['kind'])} media, and members with {sum(counts)}")
     for index, (start, end) in enumerate(pairwise(starts)):
         first, last = bounds[index : index + 2]
-        ranges = [(low, high) for low, high in (spans[first:last] - start).tolist()]
-        if any(low < 1 or high <= low for low, high in ranges):
-            raise ValueError(f"a trained span outside of member {index}")
+        ranges = [(low, high) for low, high in (text.spans[first:last] - start).tolist()]
         its_weights = weights[first:last] if any(weight != 1 for weight in weights[first:last]) else []
         its_media = [*islice(media, counts[index])]
-        yield MemberTokens(ids[start:end], ranges, its_weights, its_media, factors[index], shared[index])
-    if bounds[-1] != len(spans):
-        raise ValueError("a trained span behind the last member")
+        yield MemberTokens(text.ids[start:end], ranges, its_weights, its_media, factors[index], shared[index])
 
 
 def _media_of_pack(pack: PackTokens) -> list[SeenMedium]:

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import repeat
-from typing import NamedTuple
+from itertools import accumulate, repeat
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -84,3 +84,47 @@ class MemberTokens:
         for (start, end), weight in zip(self.supervised, self.weights or [1.0] * len(self.supervised), strict=True):
             weights[start:end] = [weight] * (end - start)
         return weights
+
+
+@dataclass(frozen=True)
+class TextColumns:
+    """The tokens of several members, one member behind the other, without their media."""
+
+    ids: npt.NDArray[np.int64]  # [T]
+    lens: npt.NDArray[np.int64]  # of each member
+    spans: npt.NDArray[np.int64]  # [spans, 2]: trained ranges in all tokens, ascending
+    weights: npt.NDArray[np.floating[Any]] | None = None  # of each range; None: all are 1
+    factors: npt.NDArray[np.float64] | None = None  # of each member; None: all are 1
+    shared_lens: npt.NDArray[np.int64] | None = None  # of each member; None: all are 0
+
+    @property
+    def trained(self) -> npt.NDArray[np.int64]:
+        """The places of all trained tokens."""
+        lens = self.spans[:, 1] - self.spans[:, 0]
+        return np.repeat(self.spans[:, 1] - np.cumsum(lens), lens) + np.arange(lens.sum())
+
+    @property
+    def token_weights(self) -> npt.NDArray[np.float32] | None:
+        """The weight of each token, 1 if it is not trained; None: all are 1."""
+        if self.weights is None:
+            return None
+        weights = np.ones(len(self.ids), np.float32)
+        weights[self.trained] = np.repeat(self.weights, self.spans[:, 1] - self.spans[:, 0])
+        return weights
+
+    @classmethod
+    def of_members(cls, members: Sequence[MemberTokens]) -> "TextColumns":
+        """Join the tokens of members."""
+        lens = [*map(len, members)]
+        starts = [*accumulate(lens, initial=0)][:-1]
+        parts = [np.array(member.supervised, np.int64).reshape(-1, 2) for member in members]
+        spans = [part + start for part, start in zip(parts, starts, strict=True)]
+        weights = [weight for one in members for weight in one.weights or [1.0] * len(one.supervised)]
+        return cls(
+            np.concatenate([np.zeros(0, np.int64), *(member.ids for member in members)]),
+            np.array(lens, np.int64),
+            np.concatenate([np.zeros((0, 2), np.int64), *spans]),
+            np.array(weights, np.float64) if any(member.weights for member in members) else None,
+            np.array([one.factor for one in members]) if any(one.factor != 1 for one in members) else None,
+            np.array([one.shared_len for one in members]) if any(one.shared_len for one in members) else None,
+        )

@@ -7,7 +7,7 @@ is compressed, because the bytes of zlib differ between its builds: an id takes 
 plane of the higher bits; an id that comes four times or more in a row, as those of an image do, stands once.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
@@ -41,8 +41,7 @@ COLUMN_TYPES = {
     # a video: its chosen frames, all its frames, frames a second; and a chosen frame
     "num_frames": "u4", "num_in_source": "f8", "fps": "f8", "frame": "u4",
 }  # fmt: skip
-#: an id is kept once if it comes at least so often in a row
-_MIN_REPEATS = 4
+_STORED_TYPES = {name: np.dtype(kind).newbyteorder("<") for name, kind in COLUMN_TYPES.items()}
 _HEADER_BYTES = len(MAGIC) + 4 * len(COLUMN_TYPES)
 
 
@@ -75,9 +74,10 @@ class PackTokens:
     def ids(self) -> npt.NDArray[np.int64]:
         """The ids of all members, one behind the other: int64 [tokens]."""
         low, planes = self["low"], self["high"]
-        ids = low.astype(np.int64)
-        for bit, plane in enumerate(planes.reshape(-1, -(-len(low) // 8)) if len(planes) else (), 16):
-            ids |= np.unpackbits(plane, count=len(ids)).astype(np.int64) << bit
+        ids, high = low.astype(np.int64), np.zeros(len(low), np.uint16)
+        for bit, plane in enumerate(planes.reshape(-1, -(-len(low) // 8)) if len(planes) else ()):
+            high |= np.left_shift(np.unpackbits(plane, count=len(low)), bit, dtype=np.uint16)
+        ids |= np.left_shift(high, 16, dtype=np.int64)
         if not len(self["repeated"]):
             return ids
         times = np.ones(len(ids), np.int64)
@@ -102,15 +102,15 @@ class PackTokens:
         if data[: len(MAGIC)] != MAGIC or len(data) < _HEADER_BYTES:
             raise TokensDamaged(f"no tokens of format 3 ({len(data)} bytes that begin with {data[:4]!r}): pack again")
         counts = np.frombuffer(data, "<u4", len(COLUMN_TYPES), len(MAGIC)).tolist()
-        sizes = [count * np.dtype(kind).itemsize for count, kind in zip(counts, COLUMN_TYPES.values(), strict=True)]
+        sizes = [count * kind.itemsize for count, kind in zip(counts, _STORED_TYPES.values(), strict=True)]
         if _HEADER_BYTES + sum(sizes) != len(data):
             raise TokensDamaged(
                 f"tokens of {_HEADER_BYTES + sum(sizes):,} bytes by their header, and {len(data):,} are there"
             )
         columns, place = {}, _HEADER_BYTES
-        for (name, kind), count, size in zip(COLUMN_TYPES.items(), counts, sizes, strict=True):
+        for (name, kind), count, size in zip(_STORED_TYPES.items(), counts, sizes, strict=True):
             if count:
-                columns[name] = np.frombuffer(data, np.dtype(kind).newbyteorder("<"), count, place)
+                columns[name] = np.frombuffer(data, kind, count, place)
             place += size
         return cls(columns)
 
@@ -128,29 +128,3 @@ def read_tokens(data: bytes, meta: Mapping[str, Any]) -> PackTokens:
     if (checksum := meta.get(CHECKSUM_FIELD)) not in (None, crc32(data)):
         raise TokensDamaged(f"tokens with the checksum {crc32(data)}, and {checksum} when they were written")
     return tokens
-
-
-def id_columns(ids: npt.NDArray[np.int64]) -> dict[str, Array]:
-    """Split token ids below 2³¹ into the columns `low`, `high`, `repeated` and `num_more` (see `COLUMN_TYPES`)."""
-    starts = np.flatnonzero(np.diff(ids, prepend=-1))
-    times = np.diff(starts, append=len(ids))
-    is_run = times >= _MIN_REPEATS
-    places, num_more = starts[is_run], times[is_run] - 1
-    kept = np.ones(len(ids), bool)
-    for place, more in zip(places.tolist(), num_more.tolist(), strict=True):
-        kept[place + 1 : place + 1 + more] = False
-    once = ids[kept] if len(places) else ids
-    num_planes = max(0, int(once.max(initial=0)).bit_length() - 16)
-    high = (once >> 16).astype(np.uint16)
-    planes = [np.packbits((high >> bit & 1).astype(bool)) for bit in range(num_planes)]
-    return {
-        "low": once.astype(np.uint16),
-        "high": np.concatenate([np.zeros(0, np.uint8), *planes]),
-        "repeated": places - (np.cumsum(num_more) - num_more),
-        "num_more": num_more,
-    }
-
-
-def without_default(values: Sequence[float], default: float = 0) -> Sequence[float]:
-    """Return the entries of a column, or an empty list if all of them equal its default."""
-    return values if any(value != default for value in values) else ()

@@ -5,8 +5,9 @@ from typing import Any
 
 from energon_pack.errors import PackError
 from energon_pack.training.batch import PackedBatch
-from energon_pack.training.encoded import BadPack, Pack, refuse_trees
+from energon_pack.training.encoded import BadPack, Pack
 from energon_pack.training.masks import Outline, outline_of
+from energon_pack.training.refusals import refuse_trees
 
 #: the columns by which a row names its pack
 PACK_COLUMN, EPOCH_COLUMN = "pack", "epoch"

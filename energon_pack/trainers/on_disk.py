@@ -6,7 +6,7 @@
 number ──split──► its place in the shards ──.tar.idx──► its bytes ──► members, encoded ──collate──► a batch
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -71,7 +71,7 @@ class PackedDataset(PacksByNumber):
         self._split_sums = PackSums(*(column[numbers] for column in sums))
         self.fingerprint = f"{self.encoder.made['key_prefix']}-{split}-{len(numbers)}"
 
-    def _pack(self, epoch: int, number: int) -> tuple[str, Iterator[MemberInput]]:
+    def _pack(self, epoch: int, number: int) -> tuple[str, Iterable[MemberInput]]:
         parts = self._files.parts(int(self._numbers[number]))
         return parts["__key__"], members_of_pack(parts, self.encoder.made["flavor"], self._files.media.read)
 

@@ -3,7 +3,7 @@
 import logging
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -19,10 +19,11 @@ from energon_pack.samples.media.arguments import PreparedMedia
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, VIDEO
 from energon_pack.samples.media.prepared import apply_medium_steps, prepared_media
 from energon_pack.samples.member import NOTHING_SHARED, MemberInput, Shared
-from energon_pack.samples.tokens import MemberTokens, SeenMedium
+from energon_pack.samples.pack_reader import PackMembers
+from energon_pack.samples.tokens import MemberTokens, SeenMedium, TextColumns
+from energon_pack.training.encoded import IGNORE, EncodedMembers, Member, Members, restarting_counts
 from energon_pack.training.encoded import Encoded as Encoded
 from energon_pack.training.joining import join
-from energon_pack.training.layout import IGNORE, Member
 from energon_pack.training.media_inputs import MediaProcessor
 from energon_pack.training.processor_calls import TokenFunction, random_media
 from energon_pack.training.rope import OwnRope, RopeRowsError, RopeRule, rope_positions
@@ -62,16 +63,20 @@ class MemberEncoder:
         self,
         inputs: Iterable["MemberInput | UnreadMember"],
         on_bad: Callable[["MemberInput | UnreadMember", Exception], None],
-    ) -> tuple[list[Encoded], dict[str, Tensor]]:
+    ) -> tuple[EncodedMembers, dict[str, Tensor]]:
         """Encode the members of a pack; return them without media, and the joined media inputs of all by name.
 
-        The processor is called once for all media if a test showed that this gives the same as a call for each member.
-        Media that a member shares with the one before it are not processed again.
+        A pack on disk that is all text goes from its columns to tensors. Else the processor is called once for all
+        media if a test showed that this gives the same as a call for each member. Media that a member shares with the
+        one before it are not processed again.
 
         Args:
             on_bad: called with each member that can't be encoded, and its error. If it returns, the member is left out;
                 what others share with it then comes with the next one.
         """
+        if isinstance(inputs, PackMembers) and (text := inputs.only_text()) is not None:
+            ids, columns = text
+            return EncodedMembers(ids, self._members(columns), [0] * len(ids), [0] * len(ids)), {}
         drafts = self._drafts(inputs, on_bad)
         try:
             media, shares = self._media(drafts)
@@ -137,7 +142,7 @@ class MemberEncoder:
                     random_media(self._rules, trial.tokens, seed),
                 )
                 media, shares = self._media([draft])
-                (encoded,) = self._encoded([draft], shares)
+                encoded = self._encoded([draft], shares)[0]
                 if is_second:  # packs of some processors have one sound
                     self.join([*(member.media for member in members), media])
             except RopeRowsError:
@@ -167,17 +172,16 @@ class MemberEncoder:
             raise ValueError(f"{member.sample_id} has no tokens: only packs can be trained on here")
         return self._rules.tokenize(member)
 
-    def _encoded(self, drafts: Sequence["_Draft"], shares: Sequence[dict[str, Tensor]]) -> list[Encoded]:
+    def _encoded(self, drafts: Sequence["_Draft"], shares: Sequence[dict[str, Tensor]]) -> EncodedMembers:
         """Return the members without media, which the pack holds."""
-        return [
-            Encoded(
-                draft.member.sample_id,
-                member,
-                num_images=len(draft.added_media.of_kind(IMAGE.kind)),
-                num_videos=len(draft.added_media.of_kind(VIDEO.kind)),
-            )
-            for draft, member in zip(drafts, self._members(drafts, shares), strict=True)
-        ]
+        members = self._members(TextColumns.of_members([draft.tokens for draft in drafts]), shares)
+        shared = torch.tensor([draft.member.shared.num_tokens for draft in drafts])
+        return EncodedMembers(
+            [draft.member.sample_id for draft in drafts],
+            replace(members, shared_lens=shared if shared.any() else None),
+            [len(draft.added_media.of_kind(IMAGE.kind)) for draft in drafts],
+            [len(draft.added_media.of_kind(VIDEO.kind)) for draft in drafts],
+        )
 
     def _draft(self, member: MemberInput) -> "_Draft":
         """Decode a member's media; media that it shares are decoded only if its positions need them."""
@@ -222,38 +226,45 @@ class MemberEncoder:
         videos = _with_shared_rows(videos, [draft.num_shared[1] for draft in drafts])
         return media, [image | video for image, video in zip(images, videos, strict=True)]
 
-    def _members(self, drafts: Sequence["_Draft"], shares: Sequence[dict[str, Tensor]]) -> Iterator[Member]:
-        """Yield each member's tokens as tensors, views of one tensor for all, with its positions."""
-        each = [draft.tokens.ids for draft in drafts]
-        lengths = [len(own) for own in each]
-        ids = torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *each]))
-        labels = torch.full_like(ids, IGNORE)
-        for first, draft in zip(accumulate(lengths, initial=0), drafts, strict=False):
-            for start, end in draft.tokens.supervised:
-                labels[first + start : first + end] = ids[first + start : first + end]
-        types = torch.zeros_like(ids)
-        for number, feature in self._rules.types:
-            if feature is not None:
-                types[(ids == feature) & (types == 0)] = number
-        split = zip(drafts, *(values.split(lengths) for values in (ids, labels, types)), shares, strict=True)
-        for draft, own_ids, own_labels, own_types, media in split:
-            rows: dict[str, Tensor] = {}
-            if self._rules.is_asked:
-                listed = own_ids.tolist()
-                rows = {name: torch.as_tensor(make([listed]))[0] for name, make in self.token_functions.items()}
-                if (known_types := self._media_processor.token_types(listed)) is not None:
-                    # transformers knows only images, videos and sounds
-                    own_types = torch.where(own_types > AUDIO.token_type, own_types, torch.tensor(known_types))
-            rope, shared_len = self._rows(own_ids, own_types, media), draft.member.shared.num_tokens
-            weights = _token_weights(draft.tokens)
-            yield Member(own_ids, own_labels, own_types, rope, rows, weights, draft.tokens.factor, shared_len)
+    def _members(self, text: TextColumns, media: Sequence[dict[str, Tensor]] = ()) -> Members:
+        """Turn tokens into tensors, with positions; `media`: for each member, the media inputs that these need."""
+        ids, lens, trained, weights = text.ids, text.lens, text.trained, text.token_weights
+        labels, types = np.full(len(ids), IGNORE), self._rules.types_of(ids)
+        labels[trained] = ids[trained]
+        rows: dict[str, Tensor] = {}
+        if self._rules.is_asked:
+            each = [own.tolist() for own in np.split(ids, np.cumsum(lens)[:-1])]
+            makers = self.token_functions.items()
+            rows = {name: torch.cat([torch.as_tensor(make([own]))[0] for own in each]) for name, make in makers}
+            if known_types := [one for own in each if (one := self._media_processor.token_types(own)) is not None]:
+                # transformers knows only images, videos and sounds
+                types = np.where(types > AUDIO.token_type, types, np.concatenate(known_types))
+        counts = restarting_counts(lens)
+        arrays = {"ids": ids, "labels": labels, "types": types, "lens": lens, "counts": counts, "weights": weights}
+        columns = {name: torch.from_numpy(array) for name, array in arrays.items() if array is not None}
+        of_member = {"factors": text.factors, "shared_lens": text.shared_lens}  # of a file: not writable
+        columns |= {name: torch.tensor(array) for name, array in of_member.items() if array is not None}
+        members = Members(**columns, rows=rows)
+        return members if self._rope is None else replace(members, rope=self._rope_of(members, media))
+
+    def _rope_of(self, members: Members, media: Sequence[dict[str, Tensor]]) -> Tensor:
+        """Return the M-RoPE rows [3, T]: of text, in each row its counts."""
+        rope, ends = members.counts.expand(3, -1), members.lens.cumsum(0)
+        seen = {number for number, own in enumerate(media) if own}
+        if bool(members.types.any()):
+            seen.update(torch.searchsorted(ends, members.types.nonzero()[:, 0], right=True).tolist())
+        rope = rope.clone() if seen else rope
+        for number in sorted(seen):
+            own = slice(int(ends[number] - members.lens[number]), int(ends[number]))
+            rope[:, own] = self._rows(members.ids[own], members.types[own], media[number] if media else {})
+        return rope
 
     @cached_property
     def token_functions(self) -> Mapping[str, TokenFunction]:
         """Functions that make a model's special inputs with one value per token, from token ids; by input name."""
         return self._media_processor.token_functions if self._rules.is_asked else {}
 
-    def _rows(self, ids: Tensor, types: Tensor, media: dict[str, Tensor]) -> Tensor | None:
+    def _rows(self, ids: Tensor, types: Tensor, media: dict[str, Tensor]) -> Any:
         """Return the M-RoPE rows [3, L] of one member; None: the model has none."""
         if isinstance(self._rope, OwnRope):
             return self._rope(ids, types, media)
@@ -294,16 +305,6 @@ class _Draft:
     def added_sizes(self) -> Sequence[SeenMedium]:
         """Kinds and sizes, as measured, of the media that it adds."""
         return self.tokens.media[len(self.tokens.media) - len(self.added_media.order) :]
-
-
-def _token_weights(tokens: MemberTokens) -> Tensor | None:
-    """Return each token's weight, float32 [L]; None: all trained tokens count alike."""
-    if not tokens.weights:
-        return None
-    weights = torch.ones(len(tokens))
-    for (start, end), weight in zip(tokens.supervised, tokens.weights, strict=True):
-        weights[start:end] = weight
-    return weights
 
 
 def _rows_by_member(media: dict[str, Tensor], names: Sequence[str], counts: Sequence[int]) -> list[dict[str, Tensor]]:

@@ -8,7 +8,7 @@ load.
 
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -19,16 +19,17 @@ from torch.utils.data import get_worker_info
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import IMAGE
 from energon_pack.samples.member import MemberInput
+from energon_pack.samples.pack_reader import PackMembers
 from energon_pack.samples.tokens import LengthError
-from energon_pack.training import layout as layouts
 from energon_pack.training.batch import PackedBatch, VisualInputs
-from energon_pack.training.encoded import BadPack, Encoded, Pack, refuse_trees, refuse_weights
+from energon_pack.training.encoded import BadPack, EncodedMembers, Members, Pack
 from energon_pack.training.forward_inputs import MEDIA_KEYS, refuse_missing_kernels, refuse_several_rows
 from energon_pack.training.joining import JoinError
-from energon_pack.training.layout import IGNORE, RowForm
-from energon_pack.training.member_encoder import MemberEncoder, UnreadMember
+from energon_pack.training.layout import IGNORE, Batch, RowForm, neat, seq_idx
+from energon_pack.training.member_encoder import Encoded, MemberEncoder, UnreadMember
 from energon_pack.training.processor_calls import keep_pages_in_worker
-from energon_pack.training.rope import RopeRowsError, rope_rule_of
+from energon_pack.training.rope import RopeRowsError
+from energon_pack.training.rope_rule import rope_rule_of
 
 if TYPE_CHECKING:
     from energon_pack.training.probe_batches import ProbeTree
@@ -171,44 +172,44 @@ class PackEncoder:
             dropped.append(member.sample_id)
 
         try:
-            encoded, media = self.members.encode_all(listed := [*members], on_bad)
-            alone = listed[0] if len(listed) == 1 else None
+            listed = members if isinstance(members, PackMembers) else [*members]
+            encoded, media = self.members.encode_all(listed, on_bad)
+            alone = listed[0] if isinstance(listed, list) and len(listed) == 1 else None
             is_new = isinstance(alone, MemberInput) and alone.token_len is None
             widest = self._widths[-1] if self._widths else math.inf
-            if alone is not None and is_new and encoded and self._padded_len(encoded[0].tokens) > widest:
-                error = ValueError(f"{len(encoded[0].tokens)} tokens, more than pad_to={self._pad_to} has room for")
+            if alone is not None and is_new and encoded and self._padded_len(encoded.tokens) > widest:
+                error = ValueError(f"{len(encoded.tokens.ids)} tokens, more than pad_to={self._pad_to} has room for")
                 on_bad(alone, error)
-                encoded = []
+                return None
         except (BadPack, LengthError) as error:
             raise BadPack(str(error)) from error.__cause__
         except Exception as error:  # conversations and joined media raise anything
             raise BadPack(f"{key}: {type(error).__name__}: {error}") from error
-        if layouts.has_trees([[one.tokens for one in encoded]]):
+        if encoded.tokens.is_tree:
             from energon_pack.training.tree_rows import refuse_invalid_trees
 
             try:
-                refuse_invalid_trees([one.tokens for one in encoded], [one.sample_id for one in encoded])
+                refuse_invalid_trees([*encoded.tokens], encoded.sample_ids)
             except ValueError as error:
                 raise BadPack(f"{key}: {error}") from None
         return Pack(key, encoded, media, dropped) if encoded else None
 
     def batch(self, packs: Sequence[Pack]) -> PackedBatch:
         """Lay encoded packs out in one batch, in the encoder's layout. BadPack: they can't be."""
-        if self.layout == "mlm":
-            refuse_weights(packs, "layout=mlm", "layout=thd and rows have: their loss_mask")
-        tokens = [[member.tokens for member in pack.members] for pack in packs]
-        if self.layout != "neat":
-            refuse_trees(packs, f"layout={self.layout}")
-        elif self._num_segments is not None:
-            refuse_trees(packs, f"pad_segments={self._num_segments}")
-        elif self.mask in ("hybrid", "prefix4d", "indexed"):
-            refuse_trees(packs, f"mask={self.mask}")
+        members = [EncodedMembers.of(pack.members) for pack in packs]
+        tokens = [one.tokens for one in members]
+        if self.layout != "neat" or self._num_segments is not None or self.mask in ("hybrid", "prefix4d", "indexed"):
+            from energon_pack.training.refusals import refuse_unplaced
+
+            refuse_unplaced(packs, self.layout, self._num_segments, self.mask)
         try:
             if self.layout == "neat":
                 batch = self._neat(tokens)
             elif len(tokens) > 1:
                 raise ValueError(f"layout={self.layout} holds one pack a batch, not {len(tokens)}: batch_size=1")
             else:
+                from energon_pack.training import megatron_layouts as layouts
+
                 make = {"thd": layouts.thd, "rows": layouts.member_rows, "mlm": layouts.mlm}[self.layout]
                 batch = PackedBatch(make(tokens[0], self._row_form_of(tokens)))
             if self._num_segments is not None:
@@ -219,13 +220,13 @@ class PackEncoder:
             media = self._joined_media(packs)
         except ValueError as error:
             raise BadPack(f"{', '.join(pack.key for pack in packs)}: {error}") from None
-        batch |= self._media(media, batch, any(member.num_images for pack in packs for member in pack.members))
+        batch |= self._media(media, batch, any(map(any, (one.num_images for one in members))))
         batch |= {
-            "n_images_per_sample": _media_counts(packs, "num_images", per_pack=self.layout == "neat"),
-            "n_videos_per_sample": _media_counts(packs, "num_videos", per_pack=self.layout == "neat"),
-            "num_tokens": sum(len(member) - member.shared_len for pack in tokens for member in pack),
-            "num_trained": _num_trained(batch, tokens),
-            "sample_ids": [[member.sample_id for member in pack.members] for pack in packs],
+            "n_images_per_sample": self._media_counts([one.num_images for one in members]),
+            "n_videos_per_sample": self._media_counts([one.num_videos for one in members]),
+            "num_tokens": sum(pack.num_own for pack in tokens),
+            "num_trained": int((batch["labels"] != IGNORE).sum()),  # a member's first token is never trained
+            "sample_ids": [[*one.sample_ids] for one in members],
             "num_dropped": sum(len(pack.dropped) for pack in packs),
             "__key__": [pack.key for pack in packs],
         }
@@ -259,26 +260,33 @@ class PackEncoder:
         """Pickle only the arguments: a spawned worker makes a new encoder."""
         return _unpickled, (*self._arguments, self.tower)
 
-    def _padded_len(self, member: layouts.Member) -> int:
-        return -(-len(member) // self._form.multiple) * self._form.multiple
+    def _padded_len(self, pack: Members) -> int:
+        """Return how many tokens a pack's members take, each rounded up, shared tokens once."""
+        return int((-(-pack.lens // self._form.multiple) * self._form.multiple).sum()) - len(pack.ids) + pack.num_own
 
-    def _row_form_of(self, packs: Sequence[Sequence[layouts.Member]]) -> RowForm:
+    def _media_counts(self, counts: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Return the counts of each pack in `neat`, else those of each member."""
+        return torch.tensor(
+            [sum(row) for row in counts] if self.layout == "neat" else [n for row in counts for n in row]
+        )
+
+    def _row_form_of(self, packs: Sequence[Members]) -> RowForm:
         """Return the row form with the least allowed width that has room for each pack; else the largest width."""
         if not self._widths:
             return self._form
-        longest = max(sum(self._padded_len(member) - member.shared_len for member in pack) for pack in packs)
+        longest = max(map(self._padded_len, packs))
         return replace(self._form, width=next((width for width in self._widths if width >= longest), self._widths[-1]))
 
-    def _neat(self, packs: list[list[layouts.Member]]) -> PackedBatch:
-        make = layouts.neat
-        if layouts.has_trees(packs):
+    def _neat(self, packs: Sequence[Members]) -> PackedBatch:
+        make: Callable[[Sequence[Members], RowForm], Batch] = neat
+        if any(pack.is_tree for pack in packs):
             from energon_pack.training.tree_rows import neat_trees
 
             make = neat_trees
         batch = PackedBatch(make(packs, self._row_form_of(packs)))
         if self._is_hybrid:
             refuse_several_rows(len(packs))
-            batch["seq_idx"] = layouts.seq_idx(batch["cu_seq_lens_q"])
+            batch["seq_idx"] = seq_idx(batch["cu_seq_lens_q"])
         if self.mask == "indexed":
             batch["attention_mask"] = batch["doc_ids"]
         return batch
@@ -303,12 +311,6 @@ class PackEncoder:
         return named_media
 
 
-def _num_trained(batch: PackedBatch, packs: Sequence[Sequence[layouts.Member]]) -> int:
-    if "tree_end" in batch:
-        return int((batch["labels"] != IGNORE).sum())
-    return sum(int((member.labels != IGNORE).sum()) for pack in packs for member in pack)
-
-
 def _unpickled(made: Mapping[str, Any], rules: InputRules, options: Any, tower: "TowerInputs | None") -> PackEncoder:
     encoder = PackEncoder(made, rules, **options)
     encoder.use_tower(tower)
@@ -322,8 +324,3 @@ def _pad_multiple(multiple: int | None, planned: int) -> int:
             f" packing.pad_to_multiple_of={math.lcm(max(multiple, 1), planned)} serves both"
         )
     return multiple or planned
-
-
-def _media_counts(packs: Sequence[Pack], name: str, per_pack: bool) -> torch.Tensor:
-    counts = [[getattr(member, name) for member in pack.members] for pack in packs]
-    return torch.tensor([sum(row) for row in counts] if per_pack else [n for row in counts for n in row])

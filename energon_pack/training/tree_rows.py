@@ -25,17 +25,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from energon_pack.training.layout import (
-    IGNORE,
-    Batch,
-    Member,
-    RowForm,
-    boundaries_of,
-    has_trees,
-    loss_weights,
-    m_rope_rows,
-    neat,
-)
+from energon_pack.training.encoded import IGNORE, Member, m_rope_rows
+from energon_pack.training.layout import Batch, RowForm, boundaries_of, loss_weights, neat
 
 
 def token_places(lengths: Sequence[int], shared_lens: Sequence[int]) -> list[Tensor]:
@@ -52,7 +43,7 @@ def token_places(lengths: Sequence[int], shared_lens: Sequence[int]) -> list[Ten
 
 def refuse_invalid_trees(members: Sequence[Member], names: Sequence[str]) -> None:
     """Raise ValueError if shared tokens differ in ids or other inputs, or the first token of a branch is trained on."""
-    if not has_trees([members]):
+    if not any(member.shared_len for member in members):
         return
     for (before, name_before), (member, name) in pairwise(zip(members, names, strict=True)):
         shared = member.shared_len
@@ -146,7 +137,7 @@ def neat_trees(rows: Sequence[Sequence[Member]], form: RowForm) -> Batch:
         segment's keys are; tree_index [B, S]: each token's place in its sample; tree_end [B, S]: the index in
         the row of the first later token that does not see it.
     """
-    merged = [merge_members(row, form.weights or "token") for row in rows]
+    merged = [merge_members([*row], form.weights or "token") for row in rows]
     batch = neat([[one.tokens] for one in merged], replace(form, weights="token"))
     width = batch["input_ids"].shape[1]
     positions = batch["position_ids"]

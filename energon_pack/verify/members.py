@@ -13,11 +13,12 @@ from energon_pack.dataset.sources import Sources
 from energon_pack.errors import PackError, quote
 from energon_pack.samples.bytes import Bytes
 from energon_pack.samples.flavors.schema import MESSAGES_FIELD
-from energon_pack.samples.pack_tokens import members_of, pack_tokens
+from energon_pack.samples.pack_tokens import members_of
 from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.samples.tokens import MemberTokens, SeenMedium
+from energon_pack.samples.written_tokens import pack_tokens
 from energon_pack.sources.reader import SourceChanged
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.tar import BLOCK

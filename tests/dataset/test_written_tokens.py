@@ -29,9 +29,10 @@ from energon_pack.pack import pack
 from energon_pack.plan.settings import Share
 from energon_pack.report.views.spans import vocabulary_of
 from energon_pack.samples.conversation import ReadSample
-from energon_pack.samples.pack_tokens import members_of, pack_tokens
+from energon_pack.samples.pack_tokens import members_of
 from energon_pack.samples.tokens import MemberTokens, SeenMedium, Step
 from energon_pack.samples.tokens_part import CHECKSUM_FIELD, PackTokens
+from energon_pack.samples.written_tokens import pack_tokens
 from energon_pack.templates.model_inputs import tokens_of_member
 from energon_pack.templates.template import Template
 from energon_pack.unpack import unpack

@@ -25,8 +25,8 @@ from energon_pack.report.views.text import Tokens, even_limit
 from energon_pack.report.views.view import PackPlace, PackView, Span, thumbnail
 from energon_pack.samples.flavors import DEFAULT_FLAVOR
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.pack_tokens import pack_tokens
 from energon_pack.samples.tokens import MemberTokens
+from energon_pack.samples.written_tokens import pack_tokens
 from energon_pack.sources.storage import InMemory, open_file
 from energon_pack.sources.tar import TarScan
 from energon_pack.templates.sample import Sample

@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from energon_pack.samples.pack_tokens import members_of, pack_tokens
+from energon_pack.samples.pack_tokens import members_of
 from energon_pack.samples.tokens import OPERATIONS, MemberTokens, SeenMedium, Step
-from energon_pack.samples.tokens_part import COLUMN_TYPES, PackTokens, TokensDamaged, id_columns
+from energon_pack.samples.tokens_part import COLUMN_TYPES, PackTokens, TokensDamaged
+from energon_pack.samples.written_tokens import id_columns, pack_tokens
 
 SIZES = st.integers(1, 70_000)
 STEPS = st.lists(st.builds(Step, st.sampled_from(OPERATIONS), SIZES, SIZES), max_size=3).map(tuple)

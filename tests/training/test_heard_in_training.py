@@ -17,7 +17,8 @@ from energon_pack.training.media_inputs import MediaProcessor
 from energon_pack.training.member_encoder import Encoded, MemberEncoder
 from energon_pack.training.processor_calls import ProcessorCalls, _random_medium
 from energon_pack.training.proof import prove
-from energon_pack.training.rope import OwnRope, rope_rule_of
+from energon_pack.training.rope import OwnRope
+from energon_pack.training.rope_rule import rope_rule_of
 from support import omni, processors
 from support.models import of_model
 from support.running import need_torchvision

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from energon_pack.training.fixed_shapes import packed_seq_params
-from energon_pack.training.layout import IGNORE, Member, RowForm, member_rows, mlm, neat, seq_idx, thd
+from energon_pack.training.layout import IGNORE, Member, RowForm, neat, seq_idx
+from energon_pack.training.megatron_layouts import member_rows, mlm, thd
 from energon_pack.training.member_encoder import Encoded
 from support.tiny import FAMILIES, alone, make_batch, make_members, make_model
 

@@ -24,10 +24,13 @@ from energon_pack.templates.full_processor import full_processor, model_classes_
 from energon_pack.templates.processor import load_template
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
+from energon_pack.training.asked_rope import small_config
 from energon_pack.training.guards import guard
-from energon_pack.training.layout import Member, RowForm, neat, thd
+from energon_pack.training.layout import Member, RowForm, neat
+from energon_pack.training.megatron_layouts import thd
 from energon_pack.training.member_encoder import MemberEncoder
-from energon_pack.training.rope import OwnRope, RopeRowsError, RopeRule, rope_positions, rope_rule_of, small_config
+from energon_pack.training.rope import OwnRope, RopeRowsError, RopeRule, rope_positions
+from energon_pack.training.rope_rule import rope_rule_of
 from energon_pack.training.shrunk_config import shrink
 from support.models import of_model
 from support.running import ROOT, need_torchvision

@@ -20,7 +20,8 @@ from train_tiny import tiny_model
 
 from energon_pack.loading.task_encoder import PackedTaskEncoder
 from energon_pack.training.batch import PackedBatch
-from energon_pack.training.layout import RowForm, thd
+from energon_pack.training.layout import RowForm
+from energon_pack.training.megatron_layouts import thd
 from support.alone import losses_alone, members_of, pack_demo
 from support.running import ROOT, command, environment, need_torchvision, run
 from support.tiny import make_batch, make_members, make_model, tf

@@ -16,7 +16,8 @@ from energon_pack.training.encoded import BadPack
 from energon_pack.training.media_inputs import MediaProcessor
 from energon_pack.training.member_encoder import Encoded, MemberEncoder, UnreadMember
 from energon_pack.training.pack_encoder import PackEncoder
-from energon_pack.training.rope import RopeRule, rope_rule_of
+from energon_pack.training.rope import RopeRule
+from energon_pack.training.rope_rule import rope_rule_of
 from support.models import of_model
 from support.processors import glm4v
 from support.running import need_torchvision

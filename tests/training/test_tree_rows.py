@@ -13,7 +13,8 @@ from energon_pack import PackedTaskEncoder, guard, total_weight, use_tree_attent
 from energon_pack.config import Rope
 from energon_pack.loading.task_encoder import inputs_of
 from energon_pack.plan.settings import Share
-from energon_pack.training.layout import IGNORE, Member, RowForm, has_trees, loss_weights, neat
+from energon_pack.training.encoded import Members
+from energon_pack.training.layout import IGNORE, Member, RowForm, loss_weights, neat
 from energon_pack.training.tree_rows import merge_members, neat_trees, refuse_invalid_trees
 from support.alone import demo_model
 from support.marks import first_of
@@ -102,7 +103,7 @@ def test_three_rows_of_positions_go_on_from_the_fork() -> None:
 
 def test_members_that_share_nothing_are_as_neat_lays_them_out() -> None:
     plain = [member([1, 2, 3], [1, 2]), member([4, 5], [1])]
-    assert not has_trees([plain])
+    assert not Members.of(plain).is_tree
     some, other = (
         neat([plain], RowForm(weights="sample", width=7)),
         neat_trees([plain], RowForm(weights="sample", width=7)),

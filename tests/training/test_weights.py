@@ -25,9 +25,11 @@ from energon_pack.templates.template import Template
 from energon_pack.templates.tokens.added import without_first_token
 from energon_pack.training import batch as batches
 from energon_pack.training.batch import PackedBatch, source_losses, total_weight, weighted_loss
-from energon_pack.training.encoded import BadPack, Pack, refuse_weights
-from energon_pack.training.layout import IGNORE, Member, RowForm, loss_weights, member_rows, neat, thd
+from energon_pack.training.encoded import BadPack, Pack
+from energon_pack.training.layout import IGNORE, Member, RowForm, loss_weights, neat
+from energon_pack.training.megatron_layouts import member_rows, thd
 from energon_pack.training.member_encoder import Encoded, MemberEncoder
+from energon_pack.training.refusals import refuse_weights
 from support.tiny import alone, make_batch, make_members, make_model
 from support.weighted import turns
 
