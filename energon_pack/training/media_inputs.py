@@ -9,6 +9,7 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.utils.data import get_worker_info
 
 from energon_pack.run.user_cache import version_of
 from energon_pack.samples.input_rules import SAME_SIZE, SEVERAL_SIZES, VIDEOS_WITH_SOUND, InputRules
@@ -54,7 +55,7 @@ class MediaProcessor:
     def __init__(self, rules: InputRules):
         self._rules = rules
         self._call = ProcessorCalls(rules)
-        self._byte_calls = ByteCalls(self._call, torch.empty)
+        self._byte_calls = ByteCalls(self._call, _empty)
         self._tried: dict[str, _TriedMedia] = {}
 
     def __call__(self, members: Sequence[PreparedMedia]) -> dict[str, Tensor]:
@@ -223,6 +224,15 @@ class MediaProcessor:
             return _are_same(whole, self._call.images(members, whole))
         except Exception:  # any class of any processor may be behind it
             return False
+
+
+def _empty(shape: Sequence[int]) -> Tensor:
+    """Return a float32 tensor without values; in a worker of a DataLoader, in memory that its batches use again."""
+    if get_worker_info() is None:
+        return torch.empty(*shape)
+    from energon_pack.training.kept_memory import empty
+
+    return empty(shape)
 
 
 def _are_same(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
