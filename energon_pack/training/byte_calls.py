@@ -22,8 +22,8 @@ from energon_pack.samples.media.kinds import IMAGE, VIDEO
 from energon_pack.training.joining import Join, join
 from energon_pack.training.processor_calls import ProcessorCalls
 
-#: numbers that are normalized at once: they stay in the processor's cache
-_AT_ONCE = 1 << 16
+#: numbers that are normalized at once: more would leave the cache, fewer pay for calls
+_AT_ONCE = 1 << 20
 
 
 class OtherStepsError(ValueError):
