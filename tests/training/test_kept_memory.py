@@ -55,6 +55,7 @@ def nothing_is_mapped() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, slow(4)])
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_who_keeps_every_batch_sees_no_value_change(num_workers: int) -> None:
     """Memory that was used again too soon would change values of a batch that a training still has."""
     items = [*loader(num_workers)]
