@@ -23,7 +23,7 @@ from torch.utils.data import get_worker_info
 _log = logging.getLogger(__name__)
 #: smaller tensors are not worth a file
 SMALL_BYTES = 4 << 20
-#: files of a worker; while the training keeps tensors in all of them, others are in fresh memory
+#: files that a worker keeps; while the training keeps tensors in all of them, others are used once
 _MOST_FILES = 8
 #: states of a file, in its first byte: it may be written, the training has it, it is never written again
 _FREE, _SENT, _LEFT = range(3)
@@ -43,10 +43,13 @@ class _KeptStorage(torch.UntypedStorage):
 
 
 class _File:
-    """A file in memory with room for one tensor, behind a page for its state."""
+    """A file in memory with room for one tensor, behind a page for its state.
 
-    def __init__(self, num_bytes: int):
-        self.room = 1 << (num_bytes - 1).bit_length()  # pages that are not written take no memory
+    `is_kept`: whether it is used again; it then has room to grow: pages that are not written take no memory.
+    """
+
+    def __init__(self, num_bytes: int, is_kept: bool):
+        self._is_kept, self.room = is_kept, 1 << (num_bytes - 1).bit_length() if is_kept else num_bytes
         self._descriptor = os.memfd_create("energon_pack")
         weakref.finalize(self, os.close, self._descriptor)
         os.ftruncate(self._descriptor, mmap.PAGESIZE + self.room)
@@ -74,7 +77,7 @@ class _File:
         if self.state != _FREE or storage.data_ptr() != self._address:
             return None
         self._memory[0] = _SENT
-        return _received, (DupFd(self._descriptor), storage.nbytes(), os.getpid())
+        return _received, (DupFd(self._descriptor), storage.nbytes(), os.getpid(), self._is_kept)
 
 
 def _reduced(storage: torch.UntypedStorage) -> tuple[Any, ...]:
@@ -107,9 +110,12 @@ def empty(shape: Sequence[int]) -> Tensor:
     if (file := next((file for file in free if file.room >= num_bytes), None)) is None:
         if free:
             files.remove(free[0])
-        if len(files) == _MOST_FILES:
+        is_kept = len(files) < _MOST_FILES
+        try:
+            file = _File(num_bytes, is_kept)
+        except OSError:  # too many open files
             return torch.empty(*shape)
-        files.append(file := _File(num_bytes))
+        files += [file] if is_kept else []
     return torch.empty(0).set_(file.storage(num_bytes), 0, tuple(shape))  # type: ignore[call-overload, no-any-return]
 
 
@@ -124,7 +130,7 @@ def kept(value: Tensor) -> Tensor:
 def _has_files() -> bool:
     """Say whether this machine has files in memory; if not, log it."""
     try:
-        _File(1)
+        _File(1, is_kept=False)
     except (AttributeError, OSError) as error:
         _log.warning("batches are in fresh memory, which costs time: no file in memory can be made (%s)", error)
         return False
@@ -143,21 +149,22 @@ class _Mapped(NamedTuple):
 _mapped: dict[tuple[int, int], _Mapped] = {}
 
 
-def _received(descriptor: Any, num_bytes: int, pid: int) -> torch.UntypedStorage:
+def _received(descriptor: Any, num_bytes: int, pid: int, is_kept: bool) -> torch.UntypedStorage:
     """Return a worker's storage in this process; its file may be written again when it is gone."""
     number = descriptor.detach()
     try:
         status = os.fstat(number)
-        key = status.st_dev, status.st_ino
-        if key not in _mapped:
-            _unmap_of_dead()
-            _mapped[key] = _Mapped(mmap.mmap(number, status.st_size), pid)
+        mapped = _mapped.get((status.st_dev, status.st_ino))
+        if mapped is None:
+            mapped = _Mapped(mmap.mmap(number, status.st_size), pid)
+            if is_kept:
+                _unmap_of_dead()
+                _mapped[status.st_dev, status.st_ino] = mapped
     finally:
         os.close(number)
-    memory = _mapped[key].memory
-    storage = _storage_over(memory, num_bytes)
+    storage = _storage_over(mapped.memory, num_bytes)
     # no handler at exit: a child that was forked would free what its parent reads
-    weakref.finalize(storage, _free, memory, os.getpid(), _num_forks[0]).atexit = False
+    weakref.finalize(storage, _free, mapped.memory, os.getpid(), _num_forks[0]).atexit = False
     return storage
 
 
