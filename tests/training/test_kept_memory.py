@@ -153,6 +153,7 @@ def test_a_forked_child_frees_nothing_and_keeps_its_values() -> None:
     items = [next(iterator) for _ in range(3)]
     reader, writer = os.pipe()
     if (pid := os.fork()) == 0:
+        os.close(writer)  # else it would wait for itself where the parent fails
         right = are_right(items)
         os.read(reader, 1)  # until the parent has dropped its own, and read on
         os._exit(0 if right and are_right(items) else 1)
@@ -161,12 +162,14 @@ def test_a_forked_child_frees_nothing_and_keeps_its_values() -> None:
         gc.collect()
         os._exit(0)
     os.waitpid(other, 0)
-    first = items.pop(0)
-    rest = [next(iterator) for _ in range(3)]
-    assert are_right([first, *items, *rest])
-    items.clear()
-    rest += [*iterator]
-    os.write(writer, b".")
+    try:
+        first = items.pop(0)
+        rest = [next(iterator) for _ in range(3)]
+        assert are_right([first, *items, *rest])
+        items.clear()
+        rest += [*iterator]
+    finally:
+        os.close(writer)
     assert os.waitpid(pid, 0)[1] == 0
     assert are_right([first, *rest])
     del iterator
