@@ -68,7 +68,7 @@ class _File:
     def storage(self, num_bytes: int) -> torch.UntypedStorage:
         """Return a storage over the file's memory."""
         storage = _storage_over(self._memory, num_bytes)
-        storage.__class__, storage.file = _KeptStorage, self  # type: ignore[assignment, attr-defined]
+        storage.__class__, storage.file = _KeptStorage, self  # type: ignore[attr-defined]
         self._storage, self._address = weakref.ref(storage), storage.data_ptr()
         return storage
 
@@ -83,7 +83,7 @@ class _File:
 def _reduced(storage: torch.UntypedStorage) -> tuple[Any, ...]:
     file = getattr(storage, "file", None)
     if file is None or (reduced := file.reduced(storage)) is None:
-        return reductions.reduce_storage(torch.UntypedStorage(storage.nbytes()).copy_(storage))  # type: ignore[no-any-return, no-untyped-call]
+        return reductions.reduce_storage(torch.UntypedStorage(storage.nbytes()).copy_(storage))  # type: ignore[no-any-return]
     return reduced  # type: ignore[no-any-return]
 
 
