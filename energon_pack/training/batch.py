@@ -100,13 +100,7 @@ class PackedBatch(dict[str, Any]):
             yield from ((key, item) for key, item in inner.items() if isinstance(item, Tensor))
 
     def _with_tensors(self, tensors: Mapping[int, Tensor]) -> "PackedBatch":
-
-        def replaced(value: Any) -> Any:
-            if isinstance(value, VisualInputs):
-                return VisualInputs(**{key: replaced(item) for key, item in vars(value).items()})
-            return tensors.get(id(value), value)
-
-        return PackedBatch({name: replaced(value) for name, value in self.items()})
+        return PackedBatch({name: _replaced(value, tensors) for name, value in self.items()})
 
     def model_inputs(self, model: Any = None, labels: bool = True) -> dict[str, Any]:
         """Return the inputs of `model.forward` for a `neat` batch, with masks if the model needs them.
@@ -187,6 +181,12 @@ class PackedBatch(dict[str, Any]):
         if "_packed_seq_ids" in self:  # shifted already
             labels = torch.nn.functional.pad(labels[:, :-1], (1, 0), value=IGNORE)
         return prefix_mask(self["doc_ids"].to(outline.device), labels.to(outline.device), outline.dtype)
+
+
+def _replaced(value: Any, tensors: Mapping[int, Tensor]) -> Any:
+    if isinstance(value, VisualInputs):
+        return VisualInputs(**{key: _replaced(item, tensors) for key, item in vars(value).items()})
+    return tensors.get(id(value), value)
 
 
 @cache

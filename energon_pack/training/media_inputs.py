@@ -3,11 +3,13 @@
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.utils.data import get_worker_info
 
 from energon_pack.run.user_cache import version_of
 from energon_pack.samples.input_rules import SAME_SIZE, SEVERAL_SIZES, VIDEOS_WITH_SOUND, InputRules
@@ -15,6 +17,7 @@ from energon_pack.samples.media.arguments import PreparedMedia, join_media
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.tokens import SeenMedium
 from energon_pack.templates.full_processor import quiet_transformers
+from energon_pack.training.byte_calls import ByteCalls
 from energon_pack.training.joining import Join, JoinError, find_joins, join
 from energon_pack.training.processor_calls import ProcessorCalls, TokenFunction, trial_media, trial_members
 
@@ -36,6 +39,8 @@ class _TriedMedia:
     can_call_once: bool = False
     #: whether the image processor alone makes the same, without any text
     needs_no_text: bool = False
+    #: whether a processor that moves bytes makes the same: of all media at once (False), of each alone (True); None: no
+    in_bytes: bool | None = None
     #: why they can't be trained on; empty: they can
     refusal: str = ""
     #: why some can't be joined; empty: all can
@@ -50,6 +55,7 @@ class MediaProcessor:
     def __init__(self, rules: InputRules):
         self._rules = rules
         self._call = ProcessorCalls(rules)
+        self._byte_calls = ByteCalls(self._call, _empty)
         self._tried: dict[str, _TriedMedia] = {}
 
     def __call__(self, members: Sequence[PreparedMedia]) -> dict[str, Tensor]:
@@ -62,13 +68,9 @@ class MediaProcessor:
         if refused := next((one.refusal for one in tried if one.refusal), ""):
             raise JoinError(refused)
         joins = {name: rule for one in tried for name, rule in one.joins.items()}
-        is_one = len(members) == 1
-        if all(one.needs_no_text and (is_one or one.can_call_once) for one in tried):
-            return self._call.images(members, joins)
-        if is_one or (all(one.can_call_once for one in tried) and (len(kinds) == 1 or self._can_mix_kinds)):
-            tensors = self._call(members)
-        else:
-            tensors = join((self._call([member]) for member in members), joins)
+        is_once = all(one.can_call_once for one in tried) and (len(kinds) == 1 or self._can_mix_kinds)
+        calls = [members] if is_once or len(members) == 1 else [[member] for member in members]
+        tensors = join((self._called(of_call, joins, tried) for of_call in calls), joins)
         if unknown := tensors.keys() - joins.keys():
             raise JoinError(f"{self._call.name} gives {', '.join(sorted(unknown))}, and gave none when it was tried")
         return tensors
@@ -144,6 +146,8 @@ class MediaProcessor:
                 needs_no_text = kind == IMAGE.kind and self._needs_no_text([members[0], members[-1]])
                 rows = self._tokens_of_rows(kind, members)
                 tried = _TriedMedia(proven.joins, proven.can_call_once, needs_no_text, limit=limit, tokens_of_row=rows)
+                of_calls = [members] if tried.can_call_once else [[member] for member in members]
+                tried = replace(tried, in_bytes=self._moves_bytes(of_calls, tried))
         if why := tried.refusal or (tried.limit and f"{name}: {tried.limit} ({_REMEDIES.get(kind, 'a pack a batch')})"):
             _log.warning("%s", why)
         return tried
@@ -192,6 +196,27 @@ class MediaProcessor:
             return False
         return _are_same(apart, together)
 
+    def _called(
+        self, members: Sequence[PreparedMedia], joins: Mapping[str, Join], tried: Sequence[_TriedMedia]
+    ) -> dict[str, Tensor]:
+        """Return what a call for all media of some members makes, by name."""
+        needs_no_text = all(one.needs_no_text for one in tried)
+        if all(one.in_bytes is not None for one in tried):
+            each = any(one.in_bytes for one in tried)
+            with suppress(Exception):  # any class of any processor may be behind it; its own call says what is wrong
+                return self._byte_calls(members, joins, needs_no_text, each)
+        return self._call.images(members, joins) if needs_no_text else self._call(members)
+
+    def _moves_bytes(self, of_calls: Sequence[Sequence[PreparedMedia]], tried: _TriedMedia) -> bool | None:
+        """Return `_TriedMedia.in_bytes`, by some calls, each for all media of some members."""
+        for each in (False, True):
+            with suppress(Exception):  # any class of any processor may be behind it
+                made = [(members, self._call(members)) for members in of_calls]
+                in_bytes = (self._byte_calls(members, tried.joins, tried.needs_no_text, each) for members, _ in made)
+                if all(_are_same(whole, own) for (_, whole), own in zip(made, in_bytes, strict=True)):
+                    return each
+        return None
+
     def _needs_no_text(self, members: Sequence[PreparedMedia]) -> bool:
         """Say whether the image processor alone makes the same inputs from images."""
         try:
@@ -199,6 +224,15 @@ class MediaProcessor:
             return _are_same(whole, self._call.images(members, whole))
         except Exception:  # any class of any processor may be behind it
             return False
+
+
+def _empty(shape: Sequence[int]) -> Tensor:
+    """Return a float32 tensor without values; in a worker of a DataLoader, in memory that its batches use again."""
+    if get_worker_info() is None:
+        return torch.empty(*shape)
+    from energon_pack.training.kept_memory import empty
+
+    return empty(shape)
 
 
 def _are_same(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:

@@ -1,5 +1,6 @@
 """Call a model's processor with only the media of members."""
 
+import copy
 import ctypes
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -97,6 +98,13 @@ class ProcessorCalls:
         processor, alone = self._loaded
         output = (alone or processor.image_processor)(images, return_tensors="pt", **arguments.get("images_kwargs", {}))
         return _tensors({name: value for name, value in output.items() if name in names})
+
+    def changed(self, change: Callable[[Any], Any]) -> "ProcessorCalls":
+        """Return the same calls of a changed processor; `change` makes it."""
+        calls = copy.copy(self)
+        processor, alone = self._loaded
+        vars(calls)["_loaded"] = processor and change(processor), alone and change(alone)
+        return calls
 
     def token_functions(self) -> dict[str, TokenFunction]:
         """Return by name functions that make a model's special inputs with one value per token, from token ids."""

@@ -7,18 +7,19 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from energon_pack.training.kept_memory import SMALL_BYTES, kept
+
 #: bytes to which the places in a buffer are rounded up
 _ALIGNMENT_BYTES = 16
-#: larger tensors stay buffers of their own: copying them would take time
-_SMALL_BYTES = 4 << 20
 
 
 def copied_together(tensors: Iterable[Tensor]) -> dict[int, Tensor]:
-    """Copy small tensors into one buffer; return the copies by the `id` of their originals."""
-    small = [one for one in {id(one): one for one in tensors}.values() if one.nbytes <= _SMALL_BYTES]
+    """Copy small tensors into one buffer, a worker's others into kept memory; return all by `id` of the originals."""
+    listed = {id(one): one for one in tensors}
+    small = [one for one in listed.values() if one.nbytes <= SMALL_BYTES]
     *starts, num_bytes = accumulate((-(-one.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES for one in small), initial=0)
     buffer = torch.empty(num_bytes, dtype=torch.uint8)
-    in_buffer = {}
+    in_buffer = {key: kept(one) for key, one in listed.items() if one.nbytes > SMALL_BYTES}
     for start, one in zip(starts, small, strict=True):
         in_buffer[id(one)] = buffer[start : start + one.nbytes].view(one.dtype).view(one.shape).copy_(one)
     return in_buffer

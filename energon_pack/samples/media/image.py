@@ -53,16 +53,19 @@ def _formats() -> list[str]:
 
 def decode_image(data: bytes) -> Image.Image:
     """Decode an image: upright, RGB."""
-    return to_rgb(opened_image(io.BytesIO(data)))
+    return to_rgb(opened_image(io.BytesIO(data)), is_own=True)
 
 
-def to_rgb(image: Image.Image, look: Look = PLAIN_LOOK) -> Image.Image:
-    """Convert an open image to RGB as `look` says: upright by its EXIF orientation, on a background."""
+def to_rgb(image: Image.Image, look: Look = PLAIN_LOOK, is_own: bool = False) -> Image.Image:
+    """Convert an open image to RGB as `look` says: upright by its EXIF orientation, on a background.
+
+    `is_own`: nobody else has the image, so that one in RGB may be returned as it is.
+    """
     image.load()
     turn = _TRANSPOSES.get(orientation(image)) if look.is_upright else None
     image = image if turn is None else image.transpose(turn)
     if not look.background or look.only not in ("", image.mode) or not image.has_transparency_data:
-        return image.convert("RGB")
+        return image if image.mode == "RGB" and is_own else image.convert("RGB")
     pixels, behind = image.convert("RGBA"), Image.new("RGB", image.size, look.background)
     behind.paste(pixels, mask=pixels.getchannel("A"))
     return behind

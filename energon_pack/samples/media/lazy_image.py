@@ -51,7 +51,7 @@ class LazyImage(Image.Image):
     def decode(self, look: Look) -> None:
         """Decode the file and become a plain RGB image; `look`: how pixels become RGB."""
         with self._named():
-            image = to_rgb(self._opened(), look)
+            image = to_rgb(self._opened(), look, is_own=isinstance(self._data, bytes))
         self.__class__ = Image.Image  # type: ignore[assignment]
         self.__dict__ = image.__dict__
 

@@ -16,7 +16,6 @@ from energon_pack.samples.media.arguments import Clip, PreparedMedia, media_argu
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.lazy_image import decoded_with_look
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.streams import UndecodableError, decode_frames
 from energon_pack.samples.tokens import BY_PACKAGE, CROP, RESIZE_BY_TORCH, SeenMedium, Step
 
 
@@ -41,6 +40,8 @@ def _prepared(rules: InputRules, medium: SeenMedium, data: Sequence[Any]) -> Any
     if medium.kind != VIDEO.kind:
         known = Media(medium.kind, medium.width, medium.height, num_samples=medium.num_samples, rate=rules.rate)
         return KINDS[medium.kind].decoded(data[0], known, rules.rate)
+    from energon_pack.samples.media.streams import decode_frames  # late: images need no reader of videos
+
     of_list = [data[index] for index in medium.frames] if medium.num_images else None
     frames = _pixels(rules, medium, of_list or decode_frames(data[0], medium.frames))
     sound = Media(AUDIO.kind, num_samples=medium.num_samples, rate=rules.rate)
@@ -61,6 +62,8 @@ def make_clip(video: SeenMedium, frames: Sequence[Image.Image], sound: Any = Non
 def _pixels(rules: InputRules, medium: SeenMedium, images: Sequence[Any]) -> list[Image.Image]:
     shown = [decoded_with_look(image, rules.looks[medium.kind]) for image in images]
     if other := next((image.size for image in shown if image.size != (medium.width, medium.height)), None):
+        from energon_pack.samples.media.streams import UndecodableError
+
         expected = f"{medium.width}×{medium.height}"
         raise UndecodableError(
             f"its picture is {other[0]}×{other[1]}, and {expected} by its header when it was measured"

@@ -1,0 +1,187 @@
+"""Keep the memory of a worker's batches: two thirds of what pixels cost are page faults of fresh memory.
+
+A worker writes a batch's big tensors into files in memory, which the training's process maps once. A file is written
+again only when the tensors over it are gone in both: `weakref.finalize` on their storage, which views, numpy, autograd
+and DLPack keep alive, says so in the file's first byte. A file has no name: nothing is left when processes are killed.
+"""
+
+import logging
+import mmap
+import os
+import weakref
+from collections.abc import Sequence
+from functools import cache
+from math import prod
+from multiprocessing.reduction import DupFd, ForkingPickler
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.multiprocessing import get_sharing_strategy, reductions
+from torch.utils.data import get_worker_info
+
+_log = logging.getLogger(__name__)
+#: smaller tensors are not worth a file
+SMALL_BYTES = 4 << 20
+#: files that a worker keeps; while the training keeps tensors in all of them, others are used once
+_MOST_FILES = 8
+#: states of a file, in its first byte: it may be written, the training has it, it is never written again
+_FREE, _SENT, _LEFT = range(3)
+_num_forks = [0]
+
+
+def _count_fork() -> None:
+    """Note that a child of this process shares its tensors from now on: their files are not written again."""
+    _num_forks[0] += 1
+
+
+os.register_at_fork(before=_count_fork)
+
+
+class _KeptStorage(torch.UntypedStorage):
+    """A storage in a worker's file; it crosses to another process without a copy."""
+
+
+class _File:
+    """A file in memory with room for one tensor, behind a page for its state.
+
+    `is_kept`: whether it is used again; it then has room to grow: pages that are not written take no memory.
+    """
+
+    def __init__(self, num_bytes: int, is_kept: bool):
+        self._is_kept, self.room = is_kept, 1 << (num_bytes - 1).bit_length() if is_kept else num_bytes
+        self._descriptor = os.memfd_create("energon_pack")
+        weakref.finalize(self, os.close, self._descriptor)
+        os.ftruncate(self._descriptor, mmap.PAGESIZE + self.room)
+        self._memory = mmap.mmap(self._descriptor, mmap.PAGESIZE + self.room)
+        self._forks, self._address = _num_forks[0], 0
+        self._storage: Any = lambda: None
+
+    @property
+    def state(self) -> int:
+        return _LEFT if self._forks != _num_forks[0] else self._memory[0]
+
+    @property
+    def is_free(self) -> bool:
+        return self.state == _FREE and self._storage() is None
+
+    def storage(self, num_bytes: int) -> torch.UntypedStorage:
+        """Return a storage over the file's memory."""
+        storage = _storage_over(self._memory, num_bytes)
+        storage.__class__, storage.file = _KeptStorage, self  # type: ignore[attr-defined]
+        self._storage, self._address = weakref.ref(storage), storage.data_ptr()
+        return storage
+
+    def reduced(self, storage: torch.UntypedStorage) -> tuple[Any, ...] | None:
+        """Return how another process gets this storage; None: another has it, or its values lie elsewhere by now."""
+        if self.state != _FREE or storage.data_ptr() != self._address:
+            return None
+        self._memory[0] = _SENT
+        return _received, (DupFd(self._descriptor), storage.nbytes(), os.getpid(), self._is_kept)
+
+
+def _reduced(storage: torch.UntypedStorage) -> tuple[Any, ...]:
+    file = getattr(storage, "file", None)
+    if file is None or (reduced := file.reduced(storage)) is None:
+        return reductions.reduce_storage(torch.UntypedStorage(storage.nbytes()).copy_(storage))  # type: ignore[no-any-return]
+    return reduced  # type: ignore[no-any-return]
+
+
+ForkingPickler.register(_KeptStorage, _reduced)
+
+
+def _storage_over(memory: mmap.mmap, num_bytes: int) -> torch.UntypedStorage:
+    return torch.frombuffer(memory, dtype=torch.uint8, count=num_bytes, offset=mmap.PAGESIZE).untyped_storage()
+
+
+@cache
+def _files_of(pid: int) -> list[_File]:
+    """Return the files of this process; a child that was forked has its own."""
+    return []
+
+
+def empty(shape: Sequence[int]) -> Tensor:
+    """Return a float32 tensor without values, in kept memory if it is big and there is some."""
+    num_bytes, files = 4 * prod(shape), _files_of(os.getpid())
+    if num_bytes <= SMALL_BYTES or get_sharing_strategy() != "file_descriptor" or not _has_files():
+        return torch.empty(*shape)
+    files[:] = [file for file in files if file.state != _LEFT]
+    free = [file for file in files if file.is_free]
+    if (file := next((file for file in free if file.room >= num_bytes), None)) is None:
+        if free:
+            files.remove(free[0])
+        is_kept = len(files) < _MOST_FILES
+        try:
+            file = _File(num_bytes, is_kept)
+        except OSError:  # too many open files
+            return torch.empty(*shape)
+        files += [file] if is_kept else []
+    return torch.empty(0).set_(file.storage(num_bytes), 0, tuple(shape))  # type: ignore[call-overload, no-any-return]
+
+
+def kept(value: Tensor) -> Tensor:
+    """Return a worker's tensor in kept memory, copied if it is not there; others, and integers, unchanged."""
+    if get_worker_info() is None or value.dtype != torch.float32 or isinstance(value.untyped_storage(), _KeptStorage):
+        return value
+    return empty(value.shape).copy_(value)
+
+
+@cache
+def _has_files() -> bool:
+    """Say whether this machine has files in memory; if not, log it."""
+    try:
+        _File(1, is_kept=False)
+    except (AttributeError, OSError) as error:
+        _log.warning("batches are in fresh memory, which costs time: no file in memory can be made (%s)", error)
+        return False
+    return True
+
+
+# ------------------------------------------------------------------------------------------- in the training's process
+
+
+class _Mapped(NamedTuple):
+    memory: mmap.mmap
+    pid: int  # of the worker
+
+
+#: files that this process maps, by device and inode
+_mapped: dict[tuple[int, int], _Mapped] = {}
+
+
+def _received(descriptor: Any, num_bytes: int, pid: int, is_kept: bool) -> torch.UntypedStorage:
+    """Return a worker's storage in this process; its file may be written again when it is gone."""
+    number = descriptor.detach()
+    try:
+        status = os.fstat(number)
+        mapped = _mapped.get((status.st_dev, status.st_ino))
+        if mapped is None:
+            mapped = _Mapped(mmap.mmap(number, status.st_size), pid)
+            if is_kept:
+                _unmap_of_dead()
+                _mapped[status.st_dev, status.st_ino] = mapped
+    finally:
+        os.close(number)
+    storage = _storage_over(mapped.memory, num_bytes)
+    # no handler at exit: a child that was forked would free what its parent reads
+    weakref.finalize(storage, _free, mapped.memory, os.getpid(), _num_forks[0]).atexit = False
+    return storage
+
+
+def _free(memory: mmap.mmap, pid: int, num_forks: int) -> None:
+    """Let a worker write its file again, or none, if a child of this process may still read it."""
+    if os.getpid() == pid:
+        memory[0] = _FREE if num_forks == _num_forks[0] else _LEFT
+        _unmap_of_dead()
+
+
+def _unmap_of_dead() -> None:
+    """Forget files of workers that have ended, and files that their worker has left."""
+    for key, (memory, pid) in [*_mapped.items()]:
+        try:
+            os.kill(pid, 0)
+        except OSError:
+            _mapped.pop(key, None)
+        else:
+            if memory[0] == _LEFT:
+                _mapped.pop(key, None)
