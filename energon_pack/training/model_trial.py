@@ -24,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 from energon_pack.training.comparison import AVERAGED_TOKENS
 from energon_pack.training.expert_routing import Routing, has_experts, use_routing
 from energon_pack.training.finding import Finding, max_difference, token_variation
-from energon_pack.training.recording import hooked, token_values_of, tokens_of
+from energon_pack.training.recording import hooked, sketch_of, token_values_of, tokens_of
 from energon_pack.training.trial_inputs import MemberSpan, Probe, RunInputs, TrialInputs
 
 #: shares of a change that count as rounding: of sums in another order, and of experts whose choices no `topk` shows
@@ -168,7 +168,7 @@ def _run(
     step.output = None  # the caller holds the step until the next one
     if values is None:
         raise ValueError("its output has no values of each token")
-    return values.detach().clone()
+    return sketch_of(values.detach())
 
 
 def _save_nothing(_: Any) -> Any:
@@ -276,7 +276,7 @@ def _inputs_and_outputs(
 
     def of_members(output: Any) -> _MemberValues:
         values = token_values_of(output, shape)
-        return None if values is None else [member.cut(values).detach().clone() for member in members]
+        return None if values is None else [sketch_of(member.cut(values.detach())[None])[0] for member in members]
 
     def hooks(name: str, one: Module) -> list[RemovableHandle]:
         def enter(_: Module, args: Any, keywords: dict[str, Any]) -> None:

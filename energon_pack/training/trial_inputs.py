@@ -59,6 +59,8 @@ class PlacedSample:
     in_loss: bool = True
     #: its pixels and sounds in the batch, which get gradients
     leaves: Mapping[str, Tensor] = field(default_factory=dict)
+    #: whether it is compared with its run alone; all that are `in_loss` are
+    is_compared: bool = True
 
 
 @dataclass(frozen=True)
