@@ -1,7 +1,9 @@
 """Run a part of a model and record outputs, loss and embeddings; check each call of a model."""
 
 import inspect
+import logging
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,13 +12,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Module, ModuleList
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
 
 from energon_pack.training.batch import tensors_in
 from energon_pack.training.forward_inputs import MixingError, attention_of
+from energon_pack.training.model_wrappers import class_of
 
+_log = logging.getLogger(__name__)
 #: values of a sketch: a whole vocabulary would take gigabytes
 _SKETCH_SIZE = 256
 #: tokens that are sketched together, since each takes a float32 for each id of the vocabulary meanwhile
@@ -143,11 +147,27 @@ class _RunningCalls(threading.local):
         #: whether the model runs a test
         self.is_trial = False
 
+    @property
+    def is_outside(self) -> bool:
+        """Whether a part that runs now runs in no call: checkpoints run parts again in a backward."""
+        in_backward = torch._C._current_graph_task_id() != -1
+        return not (self.running or self.is_trial or in_backward)
+
 
 def hook_calls(model: Module, check_call: InputCheck) -> tuple[list[RemovableHandle], InputCheck]:
     """Hook `check_call` before outermost calls of a model and its parts; return the handles, and a check of inputs."""
-    calls = _RunningCalls()
+    calls, said, inner = _RunningCalls(), set[str](), weakref.WeakSet([*model.modules()][1:])
     attention = attention_of(model)
+
+    def say_outside(part: Module, lacks: str) -> None:
+        if (name := class_of(part).__name__) not in said:
+            said.add(name)
+            _log.warning("%s runs outside of a call of %s, so %s not tried", name, class_of(model).__name__, lacks)
+
+    def look_outside(part: Module, *_: Any) -> None:
+        if not torch.compiler.is_compiling() and calls.is_outside:
+            say_outside(part, "members are")
+
     norms = [part for part in model.modules() if isinstance(part, _BatchNorm)]
 
     def check(names: Sequence[str], part: Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
@@ -158,6 +178,8 @@ def hook_calls(model: Module, check_call: InputCheck) -> tuple[list[RemovableHan
         calls.running.append(part)
         if len(calls.running) > 1:
             return
+        if part in inner:  # none of a copy, whose hooks are these
+            say_outside(part, "the head and the loss of members are")
         if (now := attention_of(model)) != attention:
             raise MixingError(f"attention is {now} now, and was {attention} when the model was tried: guard it again")
         if any(norm.training for norm in norms):
@@ -182,6 +204,10 @@ def hook_calls(model: Module, check_call: InputCheck) -> tuple[list[RemovableHan
         names, takes_any = [*takes], any(one.kind is one.VAR_KEYWORD for one in takes.values())
         takes_positions = "position_ids" in names or (module is model and takes_any)
         if takes_positions and {"input_ids", "inputs_embeds"} & {*names}:
-            handles.append(module.register_forward_pre_hook(partial(check, names), with_kwargs=True))
+            # before all others: a trial would undo what they set
+            handles.append(module.register_forward_pre_hook(partial(check, names), with_kwargs=True, prepend=True))
             handles.append(module.register_forward_hook(leave, always_call=True))
+    layers = getattr(getattr(model, "get_decoder", lambda: None)(), "layers", None)
+    if isinstance(layers, ModuleList) and len(layers):
+        handles.append(layers[0].register_forward_pre_hook(look_outside))
     return handles, try_inputs
