@@ -86,7 +86,7 @@ def _inner_values(name: str, value: Any, is_part: bool) -> Iterator[tuple[str, A
             yield (f"{name}.{key}" if name else key), one
             if is_part and key in ("_parameters", "_buffers"):  # by the names under which they are known
                 yield from ((f"{name}.{of}" if name else of, each) for of, each in one.items())
-            elif is_part and key.endswith(_HOOK_SUFFIX):
+            elif is_part and key.endswith(_HOOK_SUFFIX) and isinstance(one, dict):
                 yield from ((f"a hook of {name}", hook) for hook in one.values())
 
 
@@ -118,11 +118,9 @@ def _restore_of(name: str, value: Any, is_sharded: bool) -> _Restore | None:
     if isinstance(value, Tensor):
         return None if is_sharded and isinstance(value, torch.nn.Parameter) else _restore_tensor(name, value)
     if isinstance(value, torch.Generator):
-        state = value.get_state()
-        return lambda: _done(value.set_state(state))
+        return _restore_by(partial(value.set_state, value.get_state()))
     if isinstance(value, random.Random):
-        before = value.getstate()
-        return lambda: _done(value.setstate(before))
+        return _restore_by(partial(value.setstate, value.getstate()))
     if isinstance(value, np.random.Generator):
         return _restore_attribute(value.bit_generator, "state")
     if isinstance(value, CellType):
@@ -132,13 +130,16 @@ def _restore_of(name: str, value: Any, is_sharded: bool) -> _Restore | None:
     return _restore_container(vars(value)) if hasattr(value, "__dict__") else None
 
 
-def _done(_: object) -> str:
-    return ""
+def _restore_by(function: Callable[[], object]) -> _Restore:
+    def restore() -> str:
+        function()
+        return ""
+
+    return restore
 
 
 def _restore_attribute(owner: Any, name: str) -> _Restore:
-    before = getattr(owner, name)
-    return lambda: _done(getattr(owner, name) is before or setattr(owner, name, before))
+    return _restore_by(partial(setattr, owner, name, getattr(owner, name)))
 
 
 def _restore_container(value: Any) -> _Restore:

@@ -1,6 +1,6 @@
 """Tell whose pixels and sounds are whose in a batch: by given sizes, by grids, or by the runs of media tokens."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -72,6 +72,7 @@ def media_shares(
     types: Tensor | None,
     sizes: MemberSizes | None,
     joins: "Mapping[str, Join]",
+    left_out: Collection[str] = (),
 ) -> MediaShares:
     """Split each media input into its members' parts.
 
@@ -79,8 +80,9 @@ def media_shares(
         types: [B, S]: see `token_types`.
         sizes: members as their user gives them, with their rows of each input.
         joins: rules by which the inputs were joined; those without a rule lie along dimension 0.
+        left_out: inputs that a model makes by itself for a member alone.
     """
-    media = {name: value for name, value in media_inputs(inputs).items() if not name.startswith("tower_")}
+    media = {name: value for name, value in media_inputs(inputs).items() if name not in left_out}
     given = [member for row in sizes or () for member in row if isinstance(member, Mapping)]
     own = [member.cut(types) for member in members] if types is not None else []
     ends: dict[str, tuple[int, Sequence[int]]] = {}

@@ -107,6 +107,11 @@ class ModelTrial:
     seconds: float
 
     @property
+    def is_empty(self) -> bool:
+        """Whether nothing was compared: no words could be replaced, and whose the media are is not known."""
+        return self.finding is None and self.change is None
+
+    @property
     def is_conclusive(self) -> bool:
         """Whether outputs vary, and each change moved the changed members' outputs; else the trial proves nothing."""
         return (self.finding is None or self.finding.is_conclusive) and (
@@ -160,7 +165,9 @@ def run_change(
     def moved(members: Sequence[MemberPlaces], other: Tensor) -> float:
         return max_or_nan(max_difference(one.cut(as_is), one.cut(other), block) for one in members)
 
-    change = edits and OutputChange(edits.kind, moved(edits.replaced, values), moved(edits.same, values), tolerance)
+    change: OutputChange | None = None
+    if edits is not None:
+        change = OutputChange(edits.kind, moved(edits.replaced, values), moved(edits.same, values), tolerance)
     # some kernels add in any order
     if pending.on_any_rank(change is not None and not change.others_change <= SUM_TOLERANCE * change.own_change):
         again = yield from run(unchanged, routing and Routing(routing))

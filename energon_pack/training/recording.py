@@ -97,7 +97,8 @@ def _sketch(values: Tensor) -> Tensor:
     if width <= _SKETCH_SIZE:
         return values.clone()
     signed = torch.nn.functional.pad(values * _signs(width).to(values.device), (0, -width % _SKETCH_SIZE))
-    return signed.unflatten(-1, (-1, _SKETCH_SIZE)).sum(-2) * (_SKETCH_SIZE / width) ** 0.5
+    summed: Tensor = signed.unflatten(-1, (-1, _SKETCH_SIZE)).sum(-2)
+    return summed * (_SKETCH_SIZE / width) ** 0.5
 
 
 @cache
@@ -154,10 +155,25 @@ class _RunningCalls(threading.local):
         return not (self.running or self.is_trial or in_backward)
 
 
+#: by guarded model
+_CALLS_BY_MODEL: weakref.WeakKeyDictionary[Module, _RunningCalls] = weakref.WeakKeyDictionary()
+
+
+@contextmanager
+def unchecked(model: Module) -> Iterator[None]:
+    """Let a guarded model run unchecked in this thread while the block runs; any other model runs as ever."""
+    calls = _CALLS_BY_MODEL.get(model) or _RunningCalls()
+    calls.is_trial = True
+    try:
+        yield
+    finally:
+        calls.is_trial = False
+
+
 def hook_calls(model: Module, check_call: InputCheck) -> tuple[list[RemovableHandle], InputCheck]:
     """Hook `check_call` before outermost calls of a model and its parts; return the handles, and a check of inputs."""
     calls, said, inner = _RunningCalls(), set[str](), weakref.WeakSet([*model.modules()][1:])
-    attention = attention_of(model)
+    _CALLS_BY_MODEL[model], attention = calls, attention_of(model)
 
     def say_outside(part: Module, lacks: str) -> None:
         if (name := class_of(part).__name__) not in said:
@@ -178,7 +194,7 @@ def hook_calls(model: Module, check_call: InputCheck) -> tuple[list[RemovableHan
         calls.running.append(part)
         if len(calls.running) > 1:
             return
-        if part in inner:  # none of a copy, whose hooks are these
+        if part is not model and part in inner:  # none of a copy, whose hooks are these
             say_outside(part, "the head and the loss of members are")
         if (now := attention_of(model)) != attention:
             raise MixingError(f"attention is {now} now, and was {attention} when the model was tried: guard it again")

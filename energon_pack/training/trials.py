@@ -16,6 +16,7 @@ from energon_pack.training.batch_members import MemberPlaces, MemberSizes, membe
 from energon_pack.training.comparison import RunOptions
 from energon_pack.training.expert_routing import has_experts
 from energon_pack.training.forward_inputs import MixingError, has_rope_rows, mask_kind_of
+from energon_pack.training.masks import PROVEN_TOWERS
 from energon_pack.training.media_shares import media_shares, token_types
 from energon_pack.training.members_alone import (
     MembersAlone,
@@ -43,7 +44,7 @@ from energon_pack.training.restored_model import (
     restored,
     without_dropout,
 )
-from energon_pack.training.schedule import Situation, situation_of, sizes_of
+from energon_pack.training.schedule import MOST, Situation, situation_of, sizes_of
 from energon_pack.training.tried_batch import OtherInputs, TriedBatch, refuse_labels
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ class Trials:
             return None
         members = self._read(inputs) if members is None else members
         sizes = sizes_of(self._model, inputs, members)
-        most = situation.num_members(not sizes <= situation.sizes)
+        most = MOST if self.tries_all else situation.num_members(not sizes <= situation.sizes)
         has_others = len({one.row for one in members}) < len(members)
         most = self._most_on_ranks(most if has_others or self.tries_all else 0)
         if self.tries_all or (most and self._on_any_rank(has_others)):
@@ -146,7 +147,8 @@ class Trials:
 
         self._is_warned_of_memory = self._is_warned_of_memory or warn_of_shortage(name, part, inputs)
         types = token_types(inputs, self._model.config)
-        shares = media_shares(inputs, members, types, self.sizes, self._door.joins)
+        tower = PROVEN_TOWERS.get(self._model)
+        shares = media_shares(inputs, members, types, self.sizes, self._door.joins, tower.names if tower else ())
         batch = TriedBatch(self._model.config, part, inputs, members, shares, types, Random(self._number))
         if shares.open_names:
             self._say_once(
@@ -164,7 +166,7 @@ class Trials:
                     compared = self._compare(pending, batch, most)
                 is_random = compared is not None and compared.is_random
                 seconds = round(time.perf_counter() - start, 3)
-                trial = ModelTrial(compared and compared.finding, change, is_random, seconds)
+                trial = ModelTrial(compared.finding if compared else None, change, is_random, seconds)
                 if mixes := self._on_any_rank(trial.mixes):
                     place = self._mixing_part(pending, edits, trial, compared)
         except (MixingError, torch.OutOfMemoryError):
@@ -181,7 +183,7 @@ class Trials:
             raise MixingError(f"{why}{self._door.remedy(inputs)}{self._door.bypass_hint}")
         if self._on_any_rank(not trial.is_conclusive):
             self._count_untried(name, trial)
-        else:
+        elif not self._on_any_rank(trial.is_empty):
             self._untried_steps.clear()
             situation.record(sizes)
             _log.info("%s keeps the members of %s apart: %s (%.2g s)", name, self.name, trial, trial.seconds)

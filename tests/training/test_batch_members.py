@@ -140,6 +140,7 @@ def test_a_batch_that_keeps_members_apart_passes(batch: dict[str, Any]) -> None:
     (trial,) = held.trials
     assert not trial.mixes
     assert trial.is_conclusive
+    assert trial.finding is not None
     assert max(trial.finding.differences) < 1e-4
     assert trial.finding.loss_difference is not None
     for _ in range(2):

@@ -252,7 +252,7 @@ def test_a_training_is_the_same_with_the_trial_and_without(way: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "qwen3_5"])
-def test_classes_that_keep_members_apart_pass(name: str) -> None:
+def test_classes_that_keep_members_apart_pass(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """Packs with images and clips: other pixels move one member alone, and a text is as alone in the real model."""
     model = make_model(name, "eager" if name == "gpt_oss" else "sdpa")
     members = make_members(name, model)
@@ -264,6 +264,7 @@ def test_classes_that_keep_members_apart_pass(name: str) -> None:
     assert trial.is_conclusive
     assert trial.change is not None
     assert trial.finding is not None
+    assert "nothing tells whose" not in caplog.text
     assert trial.change.changed_inputs == "words and media" if FAMILIES[name].media else "words"
     assert trial.change.others_change == 0
     assert (trial.finding.gradient_difference or 1.0) < 1e-4

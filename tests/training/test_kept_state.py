@@ -106,7 +106,8 @@ class Packed8Bit(nn.Module):
         if weight.CB is not None:
             self.state.CB, self.state.SCB = weight.CB, weight.SCB
             weight.CB = weight.SCB = None
-        return x @ (self.state.CB * self.state.SCB).T.to(x.dtype)
+        out: Tensor = x @ (self.state.CB * self.state.SCB).T.to(x.dtype)
+        return out
 
 
 def weights_that_a_first_forward_moves(model: Any) -> Callable[[], Any]:
