@@ -37,17 +37,17 @@ class MembersAlone:
 def compare_with_alone(pending: PendingForward, probe: Probe, options: RunOptions) -> MembersAlone:
     """Compare the outputs, loss and gradients of members with their runs alone, without dropout."""
     part, switches = pending.part, flag_inputs(pending.inputs)
-    plain, last = probe.inputs_alone, [one for one in probe.placed if one.is_compared][-1]
+    plain, compared = probe.inputs_alone, [one for one in probe.placed if one.is_compared]
     probe = replace(probe, inputs_alone=lambda sample: switches | plain(sample))
-    alone = without_loss(probe.inputs_alone(last.sample))
+    shortest = min(compared, key=lambda one: len(one.places))
+    last = max(compared, key=lambda one: int(one.places[-1]))  # sees all others, if anyone does
     with without_dropout(part), full_precision():
-        is_random = part.training and _outputs_are_random(pending, alone)
+        is_random = part.training and _outputs_are_random(pending, without_loss(probe.inputs_alone(shortest.sample)))
         finding = replace(compare(options, probe), in_training=part.training)
     here = torch.arange(len(last.places))
-    packed = MemberPlaces(last.row, last.places, last.places)
-    return MembersAlone(
-        finding, is_random, ((without_loss(probe.inputs), [packed]), (alone, [MemberPlaces(0, here, here)]))
-    )
+    packed, alone = MemberPlaces(last.row, last.places, last.places), MemberPlaces(0, here, here)
+    runs = (without_loss(probe.inputs), [packed]), (without_loss(probe.inputs_alone(last.sample)), [alone])
+    return MembersAlone(finding, is_random, runs)
 
 
 def compared_weights(part: Module, random: Random) -> list[Tensor]:

@@ -56,6 +56,11 @@ class Situation:
             return SOME
         return FEW if self.num_forwards % _EVERY == 0 else 0
 
+    @property
+    def replaces_words(self) -> bool:
+        """Whether a trial of this forward replaces words, too: in every second later one, for it costs two forwards."""
+        return self.num_trials < 2 or self.num_forwards % (2 * _EVERY) != 0
+
     def record(self, sizes: set[tuple[str, Any]]) -> None:
         """Record a trial that passed with a batch of these sizes."""
         self.num_trials += 1

@@ -155,7 +155,8 @@ class Trials:
                 f"{name}: nothing tells whose rows of {', '.join(sorted(shares.open_names))} are, so members"
                 " with media are not compared with themselves alone (members= of guard(…, batches=…) tells)"
             )
-        edits, place, compared = batch.other_inputs(), None, None
+        edits = batch.other_inputs() if self.tries_all or situation.replaces_words else None
+        place, compared = None, None
         try:
             with restored(part) as begin, forward_suspended(part) as call, kept_inputs(inputs):
                 pending = PendingForward(part, call, inputs, begin, self._on_any_rank)
