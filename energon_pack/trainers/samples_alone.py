@@ -13,6 +13,7 @@ from energon_pack.training.encoded import Pack
 from energon_pack.training.host_reads import HostReads
 from energon_pack.training.masks import BOUNDARY_MARK, outline_of
 from energon_pack.training.model_wrappers import class_of, unwrapped
+from energon_pack.training.recording import unchecked
 
 #: keys of a batch from which a forward would compute a loss
 _LOSS_KEYS = {*LOSS_KEYS, "shift_labels"}
@@ -41,13 +42,14 @@ def run_samples_alone(trainer: Any, collator: Collator, rows: Sequence[Any]) -> 
     summed, trained, num = [], [], 0
     try:
         model.eval()
-        for row in rows:
-            of_pack, tokens = 0.0, 0.0
-            for pack in _single_sample_packs(collator, row):
-                ce, count = _loss_sums(model, collator, pack)
-                of_pack, tokens, num = of_pack + ce, tokens + count, num + len(pack.members)
-            summed.append(of_pack)
-            trained.append(tokens)
+        with unchecked(model):
+            for row in rows:
+                of_pack, tokens = 0.0, 0.0
+                for pack in _single_sample_packs(collator, row):
+                    ce, count = _loss_sums(model, collator, pack)
+                    of_pack, tokens, num = of_pack + ce, tokens + count, num + len(pack.members)
+                summed.append(of_pack)
+                trained.append(tokens)
     finally:
         model.train(training)
     return LossSumsAlone(summed, trained, num)
@@ -93,8 +95,7 @@ def describe_host_reads(trainer: Any, collator: Collator, rows: Sequence[Any]) -
         plain = {name: value for name, value in inputs.items() if name not in names}
         counts = []
         for arguments in (plain, inputs) if names else (plain,):
-            class_of(model).forward(model, **arguments)  # the guard tries the first, and reads much
-            with HostReads(kept, model.device) as reads:
+            with unchecked(model), HostReads(kept, model.device) as reads:
                 class_of(model).forward(model, **arguments)
             counts.append(reads.num_reads)
         media_counts_of.append(counts)

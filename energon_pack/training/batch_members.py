@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from energon_pack.training.forward_inputs import MixingError
-from energon_pack.training.trial_inputs import MemberSpan, spans_of
+from energon_pack.training.forward_inputs import MixingError, branch_starts, text_positions
+from energon_pack.training.recording import tokens_of
+from energon_pack.training.trial_inputs import MemberSpan, members_of, spans_of
 
 #: a member as its user gives it: its number of tokens, or its `tokens` and its rows of each media input
 MemberSize = int | Mapping[str, int]
@@ -53,6 +54,51 @@ def read_members(inputs: Mapping[str, Any], members: MemberSizes | None = None) 
     _refuse_contradiction(spans)
     shortest = [min(alike, key=lambda one: one.end) for alike in zip(*spans.values(), strict=True)]
     return ReadMembers(" and ".join(spans), shortest)
+
+
+@dataclass(frozen=True)
+class MemberPlaces:
+    """The places of a member's tokens in a batch; in a tree, those from the root to a leaf."""
+
+    row: int
+    #: int64 [L], in the order in which they are read
+    places: Tensor
+    #: those that no other member has
+    own: Tensor
+
+    def cut(self, values: Tensor) -> Tensor:
+        """Return the member's part [L, …] of values [B, S, …]."""
+        return values[self.row, self.places.to(values.device)]
+
+
+def member_places(inputs: Mapping[str, Any], members: MemberSizes | None = None) -> list[MemberPlaces]:
+    """Find where the members of a batch lie, as `read_members` does; in a tree, where the paths to its leaves do."""
+    positions = inputs.get("position_ids")
+    if members is None and isinstance(positions, Tensor) and (positions.dim() == 2 or len(positions) == 4):
+        rows = text_positions(inputs, positions)
+        if branch_starts(rows):
+            ids = tokens_of(inputs)
+            return [one for row, line in enumerate(rows.tolist()) for one in _paths(row, line, ids[row])]
+    spans = members_of(inputs) if inputs.get("input_ids") is None else read_members(inputs, members).spans
+    ranges = [(one.row, torch.arange(one.start, one.end)) for one in spans]
+    return [MemberPlaces(row, places, places) for row, places in ranges]
+
+
+def _paths(row: int, positions: Sequence[int], tokens: Tensor) -> list[MemberPlaces]:
+    """Return the paths from a root to each leaf, by the place of each token of a row in its own sample."""
+    path: list[int] = []
+    paths: list[list[int]] = []
+    for place, position in enumerate(positions):
+        if position != len(path):  # a leaf ended
+            paths.append([*path])
+            del path[position:]
+        path.append(place)
+    made = [torch.tensor(one) for one in (*paths, path)]
+    made = [one for one in made if not bool((tokens[one] == tokens[one[:1]]).all())]  # padding repeats a token
+    uses = torch.zeros(len(positions), dtype=torch.long)
+    for one in made:
+        uses[one] += 1
+    return [MemberPlaces(row, one, one[uses[one] == 1]) for one in made]
 
 
 @dataclass(frozen=True)

@@ -28,14 +28,12 @@ from energon_pack.training.finding import (
     Finding,
     Gradients,
     compare_gradients,
+    compare_outputs,
     gradients_of,
-    max_difference,
-    max_or_nan,
-    root_mean_square,
-    token_variation,
+    worst_outputs,
 )
 from energon_pack.training.layout import IGNORE, loss_weights
-from energon_pack.training.recording import RunValues, run_and_record
+from energon_pack.training.recording import RunValues, run_and_record, tokens_of
 from energon_pack.training.trial_inputs import PlacedSample, Probe, differentiable_copies
 
 
@@ -68,7 +66,7 @@ class ProbeLoss:
             return _model_loss(seen)
         values = logits_of(seen)
         labels = self._batch["labels"].to(values.device)
-        labels = torch.where(labels == IGNORE, IGNORE, labels % values.shape[-1])  # outputs are thinned
+        labels = torch.where(labels == IGNORE, IGNORE, labels % values.shape[-1])  # of a sketch
         return weighted_loss(values, {**self._batch, "labels": labels}, self._total)
 
     def sample_loss(self, sample: Encoded, seen: RunValues) -> Tensor:
@@ -97,15 +95,12 @@ def _model_loss(seen: RunValues) -> Tensor:
 
 
 def logits_of(seen: RunValues) -> Tensor:
-    """Return the recorded outputs [B, S, values] of a run, converted to float32."""
-    assert seen.values is not None
-    return seen.values.float()
+    """Return the sketch [B, S, values] of a run's outputs, in float32."""
+    return seen.sketches[0]
 
 
 #: tokens over which differences are averaged where rounding may send single ones to another expert
 AVERAGED_TOKENS = 16
-#: outputs vary at least by so many times the rounding of their size, where they are compared in a short type
-MIN_VARIATION_IN_EPS = 16
 
 
 @dataclass(frozen=True)
@@ -131,49 +126,79 @@ class RunOptions:
     alone_context: Callable[[], AbstractContextManager[None]] = nullcontext
     #: called before each run
     before_run: Callable[[], object] = lambda: None
+    #: returns the largest of such numbers of all ranks that run the model together
+    most_on_ranks: Callable[[int], int] = lambda number: number
+    #: in [0, 1): which values of the gradients of large weights are compared
+    offset: float = 0.0
 
 
 @dataclass(frozen=True)
 class _ForwardRun:
     """The outputs, loss and gradients of one run."""
 
-    values: Tensor
+    sketches: list[Tensor]
     dtypes: set[torch.dtype]
     loss: float = 0.0
     gradients: Gradients = field(default_factory=Gradients)
 
 
 def compare(way: RunOptions, probe: Probe) -> Finding:
-    """Run a batch, then each of its samples alone; return how far outputs, loss and gradients differ."""
+    """Run a batch, then each of its compared samples alone; return how far outputs, loss and gradients differ."""
     loss = ProbeLoss(probe, way.uses_model_loss, way.is_loss_divided)
     routing = Routing() if way.repeats_routing else None
     leaves = [leaf for one in probe.placed for leaf in one.leaves.values()]
     packed = _run(way, {**probe.inputs, **loss.inputs()}, loss.batch_loss, leaves, routing)
-    alone: dict[int, _ForwardRun] = {}
-    for one in probe.placed:
-        if _run_key(way, one) not in alone:
-            alike = [other for other in probe.placed if _run_key(way, other) == _run_key(way, one)]
-            alone[_run_key(way, one)] = _run_alone(way, probe, alike, loss, routing, packed.values.shape)
-    pairs = [(one, alone[_run_key(way, one)]) for one in probe.placed]
     eps = max((torch.finfo(dtype).eps for dtype in packed.dtypes), default=0.0)
     is_low = eps > 1e-6
+    alone = _run_all_alone(way, probe, loss, routing, packed.sketches[0].shape, is_low)
+    pairs = [(one, alone[_run_key(way, one)]) for one in probe.placed if one.is_compared]
     tolerance, block = (way.tolerances[1], AVERAGED_TOKENS) if is_low else (way.tolerances[0], 1)
-    differences = [max_difference(packed.values[one.row, one.places], run.values[0], block) for one, run in pairs]
-    outputs_vary = sum(token_variation(run.values[0]) for run in alone.values()) / len(alone)
-    if is_low:  # values that hardly vary are rounded like all others of their size
-        size = sum(root_mean_square(run.values[0]) for run in alone.values()) / len(alone)
-        outputs_vary = max(outputs_vary, MIN_VARIATION_IN_EPS * eps * size)
+    measured = [
+        compare_outputs(
+            [(sketch[one.row, one.places], run.sketches[number][0]) for one, run in pairs],
+            eps if is_low else 0.0,
+            block,
+        )
+        for number, sketch in enumerate(packed.sketches)
+    ]
+    difference, variation = worst_outputs(measured, tolerance)
     if not way.compares_gradients:
-        return Finding(max_or_nan(differences), outputs_vary, tolerance=tolerance)
+        return Finding(difference, variation, tolerance=tolerance)
     expected = sum(run.loss for one, run in pairs if one.in_loss)
-    gradients, of_strangers = compare_gradients(packed.gradients, [(one, run.gradients) for one, run in pairs])
+    every = [(one, alone[_run_key(way, one)].gradients if one.in_loss else None) for one in probe.placed]
+    gradients, of_strangers, size = compare_gradients(packed.gradients, every)
     by_loss = abs(packed.loss - expected) / max(abs(expected), 1e-30)
-    return Finding(max_or_nan(differences), outputs_vary, by_loss, gradients, of_strangers, tolerance)
+    return Finding(difference, variation, by_loss, gradients, of_strangers, size, tolerance)
 
 
 def _run_key(way: RunOptions, one: PlacedSample) -> int:
     """Return a key that places have in common if one run alone serves them; with routed experts each has its own."""
     return id(one if way.repeats_routing else one.sample)
+
+
+def _run_all_alone(
+    way: RunOptions, probe: Probe, loss: ProbeLoss, routing: Routing | None, shape: torch.Size, is_low: bool
+) -> dict[int, _ForwardRun]:
+    """Run each compared sample of a batch [B, S, …] alone; return the runs by `_run_key`.
+
+    Ranks that share parameters run as often as the rank with the most samples: the last one is run again.
+    """
+    places: dict[int, list[PlacedSample]] = {}
+    for one in probe.placed:
+        if one.is_compared:
+            places.setdefault(_run_key(way, one), []).append(one)
+    in_loss = {key: any(one.in_loss for one in alike) for key, alike in places.items()}
+    runs: dict[int, _ForwardRun] = {}
+    for counts in (True, False):
+        keys = [key for key in places if in_loss[key] is counts]
+        spare = keys or [*places]
+        for number in range(way.most_on_ranks(len(keys))):
+            key = spare[min(number, len(spare) - 1)]
+            follows = replace(way, compares_gradients=way.compares_gradients and counts)
+            run = _run_alone(follows, probe, places[key], loss, routing, shape, is_low)
+            if key in keys:
+                runs[key] = run
+    return runs
 
 
 def _run_alone(
@@ -183,18 +208,18 @@ def _run_alone(
     loss: ProbeLoss,
     routing: Routing | None,
     shape: torch.Size,
+    is_low: bool,
 ) -> _ForwardRun:
-    """Run a sample alone for all its places in a batch [B, S, …]; gradients are computed if one is `in_loss`."""
-    sample, in_loss = places[0].sample, any(one.in_loss for one in places)
+    """Run a sample alone for all its places in a batch [B, S, …]."""
+    sample = places[0].sample
     leaves = differentiable_copies(sample.media) if places[0].leaves else {}
     inputs = probe.inputs_alone(replace(sample, media={**sample.media, **leaves}))
-    device = inputs["input_ids"].device
+    device = tokens_of(inputs).device
     rows = (places[0].row * shape[1] + places[0].places).to(device)
-    again = None if routing is None else Routing(routing, rows, shape[0] * shape[1])
+    again = None if routing is None else Routing(routing, rows, shape[0] * shape[1], is_low)
     inputs |= loss.inputs_alone(sample.tokens.labels[None].to(device))
-    followed = way if in_loss else replace(way, compares_gradients=False)
     with way.alone_context():
-        return _run(followed, inputs, partial(loss.sample_loss, sample), [*leaves.values()], again)
+        return _run(way, inputs, partial(loss.sample_loss, sample), [*leaves.values()], again)
 
 
 def _run(
@@ -206,13 +231,14 @@ def _run(
 ) -> _ForwardRun:
     way.before_run()
     with use_routing(way.part, routing):
-        seen = run_and_record(way.part, inputs, way.call, way.compares_gradients)
-        values = logits_of(seen).detach()
-        if not way.compares_gradients:
-            return _ForwardRun(values, seen.dtypes)
+        follow = way.compares_gradients
+        seen = run_and_record(way.part, inputs, way.call, follow, follow and not way.uses_model_loss)
+        sketches = [one.detach() for one in seen.sketches]
+        if not follow:
+            return _ForwardRun(sketches, seen.dtypes)
         assert seen.embeddings is not None
         loss = loss_of(seen)
         if routing is not None:
             routing.is_over = True
-        gradients = gradients_of(loss, seen.embeddings, leaves, way.weights)
-    return _ForwardRun(values, seen.dtypes, float(loss.detach()), gradients)
+        gradients = gradients_of(loss, seen.embeddings, leaves, way.weights, way.offset)
+    return _ForwardRun(sketches, seen.dtypes, float(loss.detach()), gradients)

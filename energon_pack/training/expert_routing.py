@@ -1,6 +1,7 @@
-"""Repeat the experts that routers chose: rounding would send some tokens to others in a second run.
+"""Repeat the experts that routers chose: rounding would send a token between two of them to the other one.
 
-A token between two experts would go to the other one. Routers choose by `topk`.
+A sample alone repeats a choice only where its own scores of both are alike. Another choice is its own: it shows in its
+outputs that the router saw the row. Routers choose by `topk`.
 """
 
 import re
@@ -17,6 +18,8 @@ from torch.overrides import TorchFunctionMode
 from energon_pack.training.recording import hooked
 
 _EXPERT_CLASS_NAMES = re.compile("moe|expert|router", re.IGNORECASE)
+#: scores are alike if they differ by no more than this share of the spread of all: in float32, and in shorter types
+_TIE, _SHORT_TIE = 1e-2, 0.2
 
 
 @dataclass(frozen=True)
@@ -30,9 +33,17 @@ class _ExpertChoice:
 class Routing(TorchFunctionMode):
     """Records which experts routers choose in one run, or repeats those of an earlier run; see `use_routing`."""
 
-    def __init__(self, earlier: "Routing | None" = None, rows: Tensor | None = None, num_rows: int = 0):
-        """Record choices, or repeat those of `earlier`: at `rows` of its `num_rows` tokens; rows=None: at all."""
+    def __init__(
+        self, earlier: "Routing | None" = None, rows: Tensor | None = None, num_rows: int = 0, is_low: bool = False
+    ):
+        """Record choices, or repeat those of `earlier`.
+
+        Args:
+            rows: repeat ties alone, at these of the `num_rows` tokens of the earlier run; None: repeat all choices.
+            is_low: scores are rounded to a short type.
+        """
         super().__init__()
+        self._tie = _SHORT_TIE if is_low else _TIE
         #: set it behind the forward: checkpoints run parts once more in the backward, the last ones first
         self.is_over = False
         self._earlier, self._rows, self._num_rows = earlier, rows, num_rows
@@ -63,16 +74,18 @@ class Routing(TorchFunctionMode):
         if func not in (torch.topk, Tensor.topk) or not args or result.indices.shape[:-1] != args[0].shape[:-1]:
             return result
         if not self.is_over:
-            self._own.append(self._recorded_choice(result.indices, args[0].shape[-1]))
+            self._own.append(self._recorded_choice(args[0].detach(), result.indices))
         choice = self._own[self._number] if self._number < len(self._own) else None
         self._number += 1
         if choice is None or not choice.is_repeated:
             return result
         return torch.return_types.topk((args[0].gather(-1, choice.indices), choice.indices))
 
-    def _recorded_choice(self, indices: Tensor, num_choices: int) -> _ExpertChoice:
-        again = self._earlier_choice(indices, num_choices)
-        return _ExpertChoice(indices if again is None else again, num_choices, again is not None)
+    def _recorded_choice(self, scores: Tensor, indices: Tensor) -> _ExpertChoice:
+        again = self._earlier_choice(indices, scores.shape[-1])
+        if again is not None and self._rows is not None:
+            again = _with_ties(scores, indices, again, self._tie)
+        return _ExpertChoice(indices if again is None else again, scores.shape[-1], again is not None)
 
     def _earlier_choice(self, indices: Tensor, num_choices: int) -> Tensor | None:
         """Return the earlier choice that belongs here; None: none fits."""
@@ -86,6 +99,14 @@ class Routing(TorchFunctionMode):
                 return None
             chosen = rows[self._rows].view(indices.shape)
         return chosen if chosen.shape == indices.shape else None
+
+
+def _with_ties(scores: Tensor, own: Tensor, other: Tensor, tie: float) -> Tensor:
+    """Return a sample's `own` choices, and the `other` ones where its scores [..., choices] of both are alike."""
+    values = scores.float()
+    gap = values.gather(-1, own).amin(-1) - values.gather(-1, other).amin(-1)
+    possible = values[values.isfinite()]
+    return torch.where((gap <= tie * possible.std().clamp_min(1e-9))[..., None], other, own)
 
 
 @contextmanager

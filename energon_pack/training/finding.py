@@ -11,10 +11,14 @@ from energon_pack.training.trial_inputs import PlacedSample
 
 #: gradients are rounded so much more than outputs: of 230 classes in bfloat16 by 11 % at most, outputs by 3 %
 _GRADIENT_ROUNDING = 2.5
+#: and their size, in which rounding averages out, so much less
+_SIZE_ROUNDING = 0.8
 #: share of the largest gradient that is none: where a mask cuts all ways to a loss, there is nothing to round
 _NO_GRADIENT = 1e-5
-#: some classes give words that can't come next a logit as low as that
-_IMPOSSIBLE_LOGIT = 1e4
+#: outputs that vary less show nothing
+_MIN_VARIATION = 1e-6
+#: outputs vary at least by so many times the rounding of their size, where they are compared in a short type
+_MIN_VARIATION_IN_EPS = 16
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,8 @@ class Finding:
     gradient_difference: float | None = None
     #: largest gradient of embeddings and pixels of samples that have no part in the loss, as a share of the largest
     leaked_gradient: float | None = None
+    #: how far the projection of all gradients on those alone is from 1; None: not compared
+    size_difference: float | None = None
     #: the share that counts as no difference: sums in another order differ by about 1e-6
     tolerance: float = 1e-4
     #: whether the model was in train(), in which some classes use other kernels
@@ -38,14 +44,15 @@ class Finding:
 
     @property
     def differences(self) -> list[float]:
-        """The relative differences of outputs, loss and gradients, each to be compared with `tolerance`."""
+        """The relative differences of outputs, loss, gradients and their size, each to be compared with `tolerance`."""
         outputs = self.output_difference / max(self.output_variation, 1e-30)
-        return [outputs, self.loss_difference or 0.0, (self.gradient_difference or 0.0) / _GRADIENT_ROUNDING]
+        gradients, size = self.gradient_difference or 0.0, self.size_difference or 0.0
+        return [outputs, self.loss_difference or 0.0, gradients / _GRADIENT_ROUNDING, size / _SIZE_ROUNDING]
 
     @property
     def is_conclusive(self) -> bool:
         """Whether outputs vary enough within a sample to show a difference."""
-        return self.output_variation > 1e-6
+        return self.output_variation > _MIN_VARIATION
 
     @property
     def mixes(self) -> bool:
@@ -73,6 +80,7 @@ class Finding:
         text += f"packed and alone differ by {self.output_difference:.2g}, outputs vary by {self.output_variation:.2g}"
         text += "" if self.loss_difference is None else f"; loss by {self.loss_difference:.2g}"
         text += "" if self.gradient_difference is None else f"; gradients by {self.gradient_difference:.2g}"
+        text += f", their size by {self.size_difference:.2g}" if self.size_difference else ""
         leak = f"; a loss moves inputs of other members by {self.leaked_gradient:.2g}" if self.leaked_gradient else ""
         return text + leak
 
@@ -107,25 +115,34 @@ class Proof:
 
 def max_difference(first: Tensor, second: Tensor, block: int) -> float:
     """Return the largest difference of outputs [L, values]: root mean square of a token, mean over `block` tokens."""
-    first, second = first.float(), second.float()
-    each = torch.where(first == second, 0.0, first - second).square().mean(-1).sqrt()  # some logits are always -inf
+    each = (first - second).square().mean(-1).sqrt()
     return max_or_nan([float(part.mean()) for part in each.split(block)])
 
 
 def token_variation(values: Tensor) -> float:
     """Return how much the outputs [L, values] of a sample vary from token to token, as a root mean square."""
-    outputs = _possible_outputs(values)
-    return float((outputs - outputs.mean(0)).square().mean().sqrt())
+    return float((values - values.mean(0)).square().mean().sqrt())
 
 
-def root_mean_square(values: Tensor) -> float:
-    """Return the root mean square of a sample's outputs [L, values]; logits of impossible words count as 0."""
-    return float(_possible_outputs(values).square().mean().sqrt())
+def compare_outputs(pairs: Sequence[tuple[Tensor, Tensor]], eps: float, block: int) -> tuple[float, float]:
+    """Return the largest difference between outputs [L, values] in a batch and alone, and how much those alone vary.
+
+    Values that hardly vary are rounded like all others of their size: `eps` is the rounding of a short type, or 0.
+    """
+    difference = max_or_nan(max_difference(*pair, block) for pair in pairs)
+    variation = sum(token_variation(alone) for _, alone in pairs) / len(pairs)
+    size = sum(float(alone.square().mean().sqrt()) for _, alone in pairs) / len(pairs)
+    return difference, max(variation, _MIN_VARIATION_IN_EPS * eps * size)
 
 
-def _possible_outputs(values: Tensor) -> Tensor:
-    """Return outputs in float32, with 0 in place of logits of impossible words."""
-    return torch.where(values.abs() < _IMPOSSIBLE_LOGIT, values, 0.0).float()
+def worst_outputs(measured: Sequence[tuple[float, float]], tolerance: float) -> tuple[float, float]:
+    """Return the difference that is the largest share of its variation, and this variation.
+
+    The first ones are of the outputs themselves: where these do not vary, the others show mixing, but no equality.
+    """
+    varied = [one for one in measured if one[1] > _MIN_VARIATION] or measured[:1]
+    worst = max(varied, key=lambda one: (one[0] != one[0], one[0] / max(one[1], 1e-30)))
+    return worst if measured[0] in varied or not worst[0] <= tolerance * worst[1] else measured[0]
 
 
 def max_or_nan(values: Iterable[float]) -> float:
@@ -150,21 +167,23 @@ class Gradients:
     weights: Sequence[Tensor | None] = ()
 
 
-def gradients_of(loss: Tensor, embedded: Tensor, media: Sequence[Tensor], weights: Sequence[Tensor]) -> Gradients:
-    """Return the gradients of a loss; raise ValueError if a reentrant checkpoint would write `.grad` of all weights."""
+def gradients_of(
+    loss: Tensor, embedded: Tensor, media: Sequence[Tensor], weights: Sequence[Tensor], offset: float = 0.0
+) -> Gradients:
+    """Return the gradients of a loss; `offset` in [0, 1) chooses which values of large weights are kept.
+
+    Raises ValueError if a reentrant checkpoint would write `.grad` of all weights.
+    """
     if _has_reentrant_checkpoint(loss):
         raise ValueError(
             "checkpoints run a backward of their own: gradient_checkpointing_kwargs={'use_reentrant': False}"
         )
-    followed = (
-        embedded,
-        *media,
-        *weights,
-    )  # as `torch.autograd.grad`, which leaves `Routing`: checkpoints choose again
+    # as `torch.autograd.grad`, which leaves `Routing`: checkpoints choose again
+    followed = (embedded, *media, *weights)
     gradients: Sequence[Tensor | None] = graph._engine_run_backward(
         (loss,), (torch.ones_like(loss),), False, False, followed, True, accumulate_grad=False
     )
-    of_weights = [_thinned(one) for one in gradients[1 + len(media) :]]
+    of_weights = [_thinned(one, offset) for one in gradients[1 + len(media) :]]
     return Gradients(gradients[0], gradients[1 : 1 + len(media)], of_weights)
 
 
@@ -181,12 +200,22 @@ def _has_reentrant_checkpoint(loss: Tensor) -> bool:
     return False
 
 
-def _thinned(gradient: Tensor | None) -> Tensor | None:
-    return None if gradient is None else gradient.flatten()[:: -(-gradient.numel() // _NUM_GRADIENT_VALUES)].clone()
+def _thinned(gradient: Tensor | None, offset: float) -> Tensor | None:
+    if gradient is None:
+        return None
+    step = max(1, -(-gradient.numel() // _NUM_GRADIENT_VALUES))
+    return gradient.flatten()[int(offset * step) :: step].float()
 
 
-def compare_gradients(packed: Gradients, pairs: Sequence[tuple[PlacedSample, Gradients]]) -> tuple[float, float]:
-    """Return as shares: the largest difference to gradients alone; the largest gradient of samples not `in_loss`."""
+def compare_gradients(
+    packed: Gradients, pairs: Sequence[tuple[PlacedSample, Gradients | None]]
+) -> tuple[float, float, float]:
+    """Return as shares: the largest difference to gradients alone; the largest gradient of samples not `in_loss`; and
+    how far the projection on gradients alone is from 1.
+
+    Args:
+        pairs: all samples of the batch, in order, with gradients alone of those that are `in_loss`.
+    """
     assert packed.embeddings is not None
     expected = torch.zeros_like(packed.embeddings, dtype=torch.float32)
     is_own = torch.zeros(expected.shape[:2], dtype=torch.bool, device=expected.device)
@@ -196,7 +225,7 @@ def compare_gradients(packed: Gradients, pairs: Sequence[tuple[PlacedSample, Gra
     weights: Sequence[Tensor | None] = [None] * len(packed.weights)
     for one, alone in pairs:
         of_sample = [next(waiting) for _ in one.leaves]
-        if not one.in_loss:
+        if not one.in_loss or alone is None:
             strangers += of_sample
             continue
         media += zip(of_sample, alone.media, strict=True)
@@ -207,7 +236,15 @@ def compare_gradients(packed: Gradients, pairs: Sequence[tuple[PlacedSample, Gra
     kinds: list[list[_GradientPair]] = [embedded, media, [*zip(packed.weights, weights, strict=True)]]
     of_strangers = [_ratio([packed.embeddings[~is_own]], [expected]), _ratio(strangers, [pair[1] for pair in media])]
     shares = [_ratio([_difference(*pair) for pair in kind], [pair[1] for pair in kind]) for kind in kinds]
-    return max_or_nan(shares), max_or_nan(of_strangers)
+    sizes = [_size_difference(kind) for kind in (kinds[0], kinds[2])]
+    return max_or_nan(shares), max_or_nan(of_strangers), max_or_nan(sizes)
+
+
+def _size_difference(pairs: Sequence[_GradientPair]) -> float:
+    """Return how far the projection of gradients on the expected ones is from 1; 0: none are expected."""
+    both = [(first.float(), second.float()) for first, second in pairs if first is not None and second is not None]
+    size = sum(float(second.square().sum()) for _, second in both)
+    return abs(sum(float((first * second).sum()) for first, second in both) / size - 1) if size > 0 else 0.0
 
 
 def _sum(first: Tensor | None, second: Tensor | None) -> Tensor | None:

@@ -14,7 +14,6 @@ from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
 from energon_pack.training.finding import Proof
-from energon_pack.training.first_batch import FirstBatchTrials
 from energon_pack.training.forward_inputs import (
     MEDIA_KEYS,
     PROVEN_MASKS,
@@ -26,7 +25,6 @@ from energon_pack.training.forward_inputs import (
     mask_kind_of,
     text_positions,
 )
-from energon_pack.training.model_trial import ModelTrial
 from energon_pack.training.model_wrappers import class_of, is_transformers_model, unwrapped
 from energon_pack.training.recording import InputCheck, hook_calls
 from energon_pack.training.trial_inputs import members_of
@@ -34,12 +32,14 @@ from energon_pack.training.trial_inputs import members_of
 if TYPE_CHECKING:
     from energon_pack.training.batch_members import MemberSizes
     from energon_pack.training.class_proof import ClassProof, Encoder
+    from energon_pack.training.model_trial import ModelTrial
+    from energon_pack.training.trials import Trials
 
 __all__ = ["Guard", "MixingError", "check_inputs", "guard"]
 
 _log = logging.getLogger(__name__)
-#: the hooks of each guarded model
-_HOOKS_BY_MODEL: weakref.WeakKeyDictionary[Module, Sequence[RemovableHandle]] = weakref.WeakKeyDictionary()
+#: the hooks of each guarded model, and a function that says at its end that it was never tried
+_HOOKS_BY_MODEL: weakref.WeakKeyDictionary[Module, tuple[Sequence[RemovableHandle], Any]] = weakref.WeakKeyDictionary()
 #: names of methods that encode media
 _GETTERS = re.compile(r"get_(?!text)\w+_features")
 
@@ -53,16 +53,18 @@ class Guard:
     #: the test of the class with trees; None: the encoder's packs have none
     trees: Proof | None
     #: tests of the model itself; empty until its first batch, and always with `first_batch=False`
-    trials: Sequence[ModelTrial]
+    trials: "Sequence[ModelTrial]"
     handles: Sequence[RemovableHandle]
     model: Module
 
     def remove(self) -> None:
-        """Remove the hooks, so that the model takes any inputs again."""
+        """Remove the hooks, so that the model takes any inputs again; warn if it was to be tried, and never was."""
         for handle in self.handles:
             handle.remove()
-        if _HOOKS_BY_MODEL.get(self.model) is self.handles:  # else it was guarded anew
+        handles, end = _HOOKS_BY_MODEL.get(self.model, ((), None))
+        if handles is self.handles:  # else it was guarded anew
             PROVEN_MASKS.pop(self.model, None)
+            end()
 
 
 def guard(
@@ -77,9 +79,10 @@ def guard(
 
     A model that is guarded already is guarded anew.
 
-    The test runs a small model of the same class and config, which takes seconds. Then the model itself runs a few more
-    times with the first batch of each kind: outputs, loss and gradients are compared. A guarded model refuses
-    `generate`, which needs a cache of keys and values; with `batches` only for rows with several members.
+    The test runs a small model of the same class and config, which takes seconds. Then the model itself is tried with
+    members of its own batches, for as long as it trains: their outputs, loss and gradients are those of each alone. A
+    guarded model refuses `generate`, which needs a cache of keys and values; with `batches` only for rows with several
+    members.
 
     Args:
         model: a model of transformers; it may be wrapped (DDP, FSDP, torch.compile, PEFT).
@@ -88,8 +91,8 @@ def guard(
         trust: the name of a class to train even if the test fails.
         first_batch: test the model itself, too. False: adapters, replaced code and hooks are not tested.
         batches: in place of an encoder, a few batches of any collator, with all that the trainer passes to the model.
-            The model itself is tried with them now, and with each later batch of another kind. Their members are read
-            from `cu_seq_lens…`, positions that start anew, or an attention mask that numbers them.
+            The model itself is tried with them now, and with later ones as with packs. Their members are read from
+            `cu_seq_lens…`, positions that start anew, or an attention mask that numbers them.
         members: for each of the `batches` a list of rows, each a list of its members' lengths, if no input tells them.
             A length may be a mapping instead: `tokens`, and by name the member's number of rows in each media input.
 
@@ -108,7 +111,7 @@ def guard(
 
 
 def _guard_packs(model: Any, encoder: "Encoder | None", is_trusted: bool, first_batch: bool) -> Guard:
-    """Prove a model's class now, and try the model itself later, with the first batch of each kind."""
+    """Prove a model's class now, and try the model itself with members of its batches."""
     from energon_pack.training.class_proof import prove_class
     from energon_pack.training.proof import replaced_forwards
 
@@ -132,35 +135,60 @@ def _guard_packs(model: Any, encoder: "Encoder | None", is_trusted: bool, first_
     _remove_earlier_hooks(model)
     first = None
     if first_batch and not is_trusted:
-        from energon_pack.training.pack_subject import PackSubject
+        from energon_pack.training.trials import Trials, pack_door
 
-        first = FirstBatchTrials(PackSubject(model, media, shown.samples, shown.tree_samples, shown.max_row_len))
+        first = Trials(model, pack_door({name: rule for one in shown.samples for name, rule in one.joins.items()}))
     check = _pack_check(model, shown, media, tried, first)
-    _HOOKS_BY_MODEL[model], _ = hook_calls(model, check)
-    return Guard(shown.proofs, shown.tree_proof, first.trials if first else (), _HOOKS_BY_MODEL[model], model)
+    handles, _ = hook_calls(model, check)
+    return _guarded(model, handles, first.trials if first else None, shown.proofs, shown.tree_proof)
 
 
 def _guard_batches(model: Any, batches: Sequence[Mapping[str, Any]], members: "Sequence[MemberSizes] | None") -> Guard:
-    """Try a model with these batches of any collator now, and later with each batch of a new kind."""
-    from energon_pack.training.batch_subject import BatchSubject
+    """Try a model with these batches of any collator now, and with later ones as with packs."""
+    from energon_pack.training.foreign_batches import foreign_door, try_batches
+    from energon_pack.training.trials import Trials
 
     _remove_earlier_hooks(model)
-    first = FirstBatchTrials(subject := BatchSubject(model))
-    handles, check = hook_calls(model, first.check)
-    guarded, goes_on = Guard((), None, first.trials, handles, model), False
+    made: list[Trials] = []
+    made.append(trials := Trials(model, foreign_door(model, made)))
+    handles, check = hook_calls(model, trials.check)
+    guarded, goes_on = _guarded(model, handles, trials.trials), False
     try:
-        goes_on = subject.try_all(check, batches, members)
+        goes_on = try_batches(trials, model, check, batches, members)
     finally:
         if not goes_on:
-            guarded.remove()
-    _HOOKS_BY_MODEL[model] = handles
+            _remove_earlier_hooks(model)
     return guarded
+
+
+def _guarded(
+    model: Module,
+    handles: Sequence[RemovableHandle],
+    trials: "Sequence[ModelTrial] | None",
+    proofs: Sequence[Proof] = (),
+    trees: Proof | None = None,
+) -> Guard:
+    """Keep the hooks of a model; if it is to be tried (`trials`), say at its end or at exit that it never was."""
+    end = (lambda: None) if trials is None else weakref.finalize(model, _say_untried, class_of(model).__name__, trials)
+    _HOOKS_BY_MODEL[model] = handles, end
+    return Guard(proofs, trees, () if trials is None else trials, handles, model)
+
+
+def _say_untried(name: str, trials: "Sequence[ModelTrial]") -> None:
+    if not trials:
+        _log.warning(
+            "%s was guarded, and never tried: no row of its batches had two members, or it was called past its hooks",
+            name,
+        )
 
 
 def _remove_earlier_hooks(model: Module) -> None:
     """Remove the hooks of an earlier guard, which would refuse the test runs of a new one."""
-    for handle in _HOOKS_BY_MODEL.pop(model, ()):
+    handles, end = _HOOKS_BY_MODEL.pop(model, ((), None))
+    for handle in handles:
         handle.remove()
+    if isinstance(end, weakref.finalize):
+        end.detach()
 
 
 def _model_to_guard(model: Any) -> Any:
@@ -182,7 +210,7 @@ def _model_to_guard(model: Any) -> Any:
 
 
 def _pack_check(
-    model: Module, shown: "ClassProof", media: frozenset[str], tried: frozenset[str], first: FirstBatchTrials | None
+    model: Module, shown: "ClassProof", media: frozenset[str], tried: frozenset[str], first: "Trials | None"
 ) -> InputCheck:
     """Return the check of each forward: its inputs keep members apart in the way that was proven."""
     attention, rope_rows, longest = attention_of(model), has_rope_rows(model), shown.max_row_len

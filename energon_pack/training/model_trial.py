@@ -1,7 +1,7 @@
 """Test with a training batch whether the model that is trained lets members see each other.
 
-    as is ──► words of every second member changed ──► the first medium changed ──► the last one    (forwards alone)
-    made samples in rows of the same shape ──► each of them alone                                    (with gradients)
+    as is ──► words and media of a random half replaced      (forwards alone: outputs of the others keep every bit)
+    as is, some members in the loss ──► members alone        (with gradients: all are equal)
 
 The model is not copied, so the test sees everything that was put into it, and it runs as it is trained: its mode, its
 gradients, autocast, checkpoints and compiled code are those of the pending forward. A change changes no shape, so every
@@ -9,7 +9,6 @@ bit of the other members' outputs must stay, even in bfloat16. Experts are chose
 two would go to the other one.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,11 +20,13 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
+from energon_pack.training.batch_members import MemberPlaces
 from energon_pack.training.comparison import AVERAGED_TOKENS
 from energon_pack.training.expert_routing import Routing, has_experts, use_routing
-from energon_pack.training.finding import Finding, max_difference, token_variation
-from energon_pack.training.recording import hooked, token_values_of, tokens_of
-from energon_pack.training.trial_inputs import MemberSpan, Probe, RunInputs, TrialInputs
+from energon_pack.training.finding import Finding, max_difference, max_or_nan, token_variation
+from energon_pack.training.recording import hooked, sketch_of, token_values_of, tokens_of
+from energon_pack.training.trial_inputs import without_loss
+from energon_pack.training.tried_batch import OtherInputs
 
 #: shares of a change that count as rounding: of sums in another order, and of experts whose choices no `topk` shows
 SUM_TOLERANCE, _EXPERT_TOLERANCE = 1e-3, 0.05
@@ -64,7 +65,7 @@ class PendingForward:
 class OutputChange:
     """How far outputs moved when words or media of some members were changed, as root mean squares."""
 
-    #: `words` or `media`
+    #: `words`, or `words and media`
     changed_inputs: str
     #: outputs of the changed members
     own_change: float
@@ -77,6 +78,11 @@ class OutputChange:
     def is_conclusive(self) -> bool:
         """Whether the change moved the changed members' own outputs; if not, the test proves nothing."""
         return self.own_change > 1e-6
+
+    @property
+    def moves_others(self) -> bool:
+        """Whether the outputs of other members moved, too."""
+        return self.is_conclusive and not self.others_change <= self.tolerance * self.own_change
 
     def with_noise(self, noise: float) -> "OutputChange":
         """Return a copy whose tolerance covers a change of outputs by `noise`, up to `BF16_TOLERANCE`."""
@@ -92,69 +98,82 @@ class OutputChange:
 class ModelTrial:
     """The results of trying a model with one batch."""
 
-    #: samples in a batch against each of them alone
-    finding: Finding
-    #: how far each change of the batch moved outputs; empty: it has one member
-    output_changes: Sequence[OutputChange]
+    #: members in the batch against each of them alone; None: whose its media are is not known
+    finding: Finding | None
+    #: how far other words and media of some members moved outputs; None: no row has two members
+    change: OutputChange | None
     #: whether random numbers other than dropout's change outputs
     is_random: bool
     seconds: float
 
     @property
+    def is_empty(self) -> bool:
+        """Whether nothing was compared: no words could be replaced, and whose the media are is not known."""
+        return self.finding is None and self.change is None
+
+    @property
     def is_conclusive(self) -> bool:
         """Whether outputs vary, and each change moved the changed members' outputs; else the trial proves nothing."""
-        return self.finding.is_conclusive and all(one.is_conclusive for one in self.output_changes)
+        return (self.finding is None or self.finding.is_conclusive) and (
+            self.change is None or self.change.is_conclusive
+        )
 
     @property
     def mixes(self) -> bool:
         """Whether a member's outputs, loss or gradients depend on other members, or on being packed."""
-        return self.is_random or (self.finding.is_conclusive and self.finding.mixes) or self.moved_others
+        is_other = self.finding is not None and self.finding.is_conclusive and self.finding.mixes
+        return self.is_random or is_other or self.moved_others
 
     @property
     def moved_others(self) -> bool:
-        """Whether any change of some members moved the outputs of others."""
-        return any(map(self.moves_others, self.output_changes))
+        """Whether other words and media of some members moved the outputs of others."""
+        return self.change is not None and self.change.moves_others
 
-    def moves_others(self, change: OutputChange) -> bool:
-        """Say whether this change of some members moved the outputs of others."""
-        by_words = max((one.own_change for one in self.output_changes if one.changed_inputs == "words"), default=0.0)
-        scale = max(change.own_change, 0.2 * by_words)  # pixels may move little
-        return change.is_conclusive and not change.others_change <= change.tolerance * scale
+    @property
+    def outputs_agree(self) -> bool:
+        """Whether members have the outputs that they have alone."""
+        return self.finding is None or self.finding.outputs_agree
 
     @property
     def unproven_reason(self) -> str:
         """Why the trial proves nothing: a change moved no output, or all outputs are alike."""
-        return next(
-            (f"other {one.changed_inputs} change nothing" for one in self.output_changes if not one.is_conclusive),
-            "outputs are all alike",
-        )
+        moves = self.change is None or self.change.is_conclusive
+        return "outputs are all alike" if moves else "other words change nothing"
 
     def __str__(self) -> str:
-        return "; ".join(map(str, (*self.output_changes, self.finding)))
+        return "; ".join(str(one) for one in (self.change, self.finding) if one is not None)
 
 
-def run_changes(pending: PendingForward, edits: TrialInputs) -> Generator[RequestedRun, None, list[OutputChange]]:
-    """Run a batch unchanged, then with the changes in `edits`; yield each run, return how far changes moved outputs."""
+def run_change(
+    pending: PendingForward, edits: OtherInputs | None
+) -> Generator[RequestedRun, None, OutputChange | None]:
+    """Run a batch unchanged, then with the others in `edits`; yield each run, return how far outputs moved.
+
+    Without `edits` on this rank, while others have some, it runs unchanged as often.
+    """
     routing = Routing() if has_experts(pending.part) else None
     run = partial(_run, pending)
-    as_is = yield from run(edits.unchanged, routing)
+    unchanged = without_loss(pending.inputs)
+    as_is = yield from run(unchanged, routing)
     tolerance, block = SUM_TOLERANCE, 1
     if routing is not None and not routing.has_choices:
-        tolerance = _EXPERT_TOLERANCE if as_is.dtype == torch.float32 else BF16_TOLERANCE
+        is_short = any(one.dtype != torch.float32 for one in pending.part.parameters())
+        tolerance = BF16_TOLERANCE if is_short or torch.is_autocast_enabled() else _EXPERT_TOLERANCE
         block = AVERAGED_TOKENS
-    num_media = sum(pending.on_any_rank(len(edits.other_media) >= number) for number in (1, 2))
-    media = [*edits.other_media, edits.unchanged, edits.unchanged][:num_media]  # so that all ranks run alike
-    moved = []
-    for kind, inputs in (("words", edits.other_words), *(("media", one) for one in media)):
-        values = yield from run(inputs, routing and Routing(routing))
-        if inputs is not edits.unchanged:
-            moved.append(_output_change(kind, edits, _differences(edits, as_is, values, block), tolerance))
+    values = yield from run(edits.others if edits else unchanged, routing and Routing(routing))
+
+    def moved(members: Sequence[MemberPlaces], other: Tensor) -> float:
+        return max_or_nan(max_difference(one.cut(as_is), one.cut(other), block) for one in members)
+
+    change: OutputChange | None = None
+    if edits is not None:
+        change = OutputChange(edits.kind, moved(edits.replaced, values), moved(edits.same, values), tolerance)
     # some kernels add in any order
-    if pending.on_any_rank(any(one.others_change > SUM_TOLERANCE * one.own_change for one in moved)):
-        again = yield from run(edits.unchanged, routing and Routing(routing))
-        noise = 3 * max(_differences(edits, as_is, again, block))
-        moved = [one.with_noise(noise) for one in moved]
-    return moved
+    if pending.on_any_rank(change is not None and not change.others_change <= SUM_TOLERANCE * change.own_change):
+        again = yield from run(unchanged, routing and Routing(routing))
+        noise = 3 * moved([*edits.replaced, *edits.same], again) if edits else 0.0
+        change = change and change.with_noise(noise)
+    return change
 
 
 def _run(
@@ -168,59 +187,11 @@ def _run(
     step.output = None  # the caller holds the step until the next one
     if values is None:
         raise ValueError("its output has no values of each token")
-    return values.detach().clone()
+    return sketch_of(values.detach())
 
 
 def _save_nothing(_: Any) -> Any:
     return None
-
-
-def _output_change(kind: str, edits: TrialInputs, moved: Sequence[float], tolerance: float) -> OutputChange:
-    if kind == "media":  # of one member
-        *_, second, first = sorted([0.0, *moved])
-        return OutputChange(kind, first, second, tolerance)
-    of_changed = [value for value, member in zip(moved, edits.members, strict=True) if member in edits.changed_members]
-    rest = [value for value, member in zip(moved, edits.members, strict=True) if member not in edits.changed_members]
-    return OutputChange(kind, max(of_changed), max(rest), tolerance)
-
-
-def _differences(edits: TrialInputs, first: Tensor, other: Tensor, block: int) -> list[float]:
-    return [max_difference(member.cut(first), member.cut(other), block) for member in edits.members]
-
-
-class Subject(ABC):
-    """A guarded model that is tried, and how members are found in its batches and compared."""
-
-    #: the model of transformers
-    model: Any
-    #: names of inputs that are media
-    media: frozenset[str]
-    #: what messages call a batch
-    name: str
-    #: whether each batch is tried; else one of each kind
-    tries_every_batch = False
-    #: end of messages: how to train it without a trial
-    bypass_hint = ""
-
-    @abstractmethod
-    def max_member_len(self, inputs: Mapping[str, Any]) -> int:
-        """Return the number of tokens of the longest member."""
-
-    def has_open_mask(self, _: Mapping[str, Any]) -> bool:
-        """Say whether a mask in the batch lets members see each other; masks of packs are made here, and never do."""
-        return False
-
-    @abstractmethod
-    def changed_inputs(self, inputs: Mapping[str, Any]) -> TrialInputs | None:
-        """Return the batch with other words in every second member; None: no member can change while another stays."""
-
-    @abstractmethod
-    def probe(self, pending: PendingForward) -> Probe:
-        """Return samples in a batch like the pending one, each to be compared with its run alone."""
-
-    @abstractmethod
-    def remedy(self, inputs: Mapping[str, Any]) -> str:
-        """Return the advice for an error's message: what would keep members apart in place of these inputs."""
 
 
 #: where outputs are those of the members alone
@@ -230,6 +201,8 @@ _LOSS_HINT = (
 )
 _GRAD_HINT = "Outputs and loss agree, gradients do not: a kernel's backward has no mask, or a hook mixes gradients. "
 _MemberValues = list[Tensor] | None
+#: inputs of a run, and the members to look at
+RunInputs = tuple[Mapping[str, Any], Sequence[MemberPlaces]]
 
 
 def refusal_message(name: str, batch: str, trial: ModelTrial, place: str | None) -> str:
@@ -240,8 +213,8 @@ def refusal_message(name: str, batch: str, trial: ModelTrial, place: str | None)
             " alone; NEFTune's noise goes by the length of the row: leave it out (neftune_noise_alpha=None). "
         )
     shows = f"It first shows in {place}. " if place else ""
-    is_quiet = trial.mixes and not trial.moved_others and trial.finding.outputs_agree
-    beside = "" if not is_quiet else _GRAD_HINT if trial.finding.loss_agrees else _LOSS_HINT
+    finding, is_quiet = trial.finding, trial.mixes and not trial.moved_others and trial.outputs_agree
+    beside = "" if not is_quiet or finding is None else _GRAD_HINT if finding.loss_agrees else _LOSS_HINT
     return f"{name} mixes the members of {batch}{'' if trial.mixes else ' on another rank'}: {trial}. {shows}{beside}"
 
 
@@ -267,7 +240,7 @@ def mixing_part(part: Module, call: Callable[..., Any], runs: Sequence[RunInputs
 
 
 def _inputs_and_outputs(
-    part: Module, call: Callable[..., Any], inputs: Mapping[str, Any], members: Sequence[MemberSpan]
+    part: Module, call: Callable[..., Any], inputs: Mapping[str, Any], members: Sequence[MemberPlaces]
 ) -> dict[str, tuple[_MemberValues, _MemberValues]]:
     """Return the members' inputs and outputs of all parts by name, in the order in which the parts finish."""
     shape = tokens_of(inputs).shape[:2]
@@ -276,7 +249,7 @@ def _inputs_and_outputs(
 
     def of_members(output: Any) -> _MemberValues:
         values = token_values_of(output, shape)
-        return None if values is None else [member.cut(values).detach().clone() for member in members]
+        return None if values is None else [sketch_of(member.cut(values.detach())[None])[0] for member in members]
 
     def hooks(name: str, one: Module) -> list[RemovableHandle]:
         def enter(_: Module, args: Any, keywords: dict[str, Any]) -> None:

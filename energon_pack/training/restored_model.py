@@ -10,39 +10,27 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.nn.modules.dropout import _DropoutNd
+from torch.overrides import TorchFunctionMode
 
+from energon_pack.training.kept_state import kept_state
 from energon_pack.training.model_wrappers import configs_in
 
-#: elements; a larger buffer holds weights (GPTQ, AWQ), which no forward changes
-_MAX_BUFFER_ELEMENTS = 2**20
-_PLAIN_TYPES = (bool, int, float, type(None), Tensor)
 #: names of rates of randomness in training
 _RATE_NAMES = re.compile("drop|jitter")
 
 
 @contextmanager
 def restored(model: Module) -> Iterator[Callable[[int], None]]:
-    """Restore a model's modes, counters, caches and buffers, and all random number states, when the block ends.
+    """Restore all that a model holds (see `kept_state`), and all random number states, when the block ends.
 
     Yields:
         A function to call before each run. It resets the random numbers by a seed: runs with one seed have the same
         dropout.
     """
-    every = [*model.modules()]
-    plain = [{name: value for name, value in vars(part).items() if isinstance(value, _PLAIN_TYPES)} for part in every]
-    kept = [(value, value.copy()) for part in every for name, value in vars(part).items() if _is_cache(name, value)]
-    buffers = [dict(part._buffers) for part in every]
-    before = {
-        id(buffer): (buffer._version, buffer.detach().clone())
-        for of_part in buffers
-        for buffer in of_part.values()
-        if buffer is not None and buffer.numel() <= _MAX_BUFFER_ELEMENTS
-    }
     host = random.getstate(), np.random.get_state()
     on_gpu = sorted({parameter.device.index for parameter in model.parameters() if parameter.device.type == "cuda"})
 
@@ -55,31 +43,13 @@ def restored(model: Module) -> Iterator[Callable[[int], None]]:
         torch.manual_seed(seed)
 
     try:
-        with torch.random.fork_rng(on_gpu), warnings.catch_warnings():
+        with kept_state(model, is_sharded(model)), torch.random.fork_rng(on_gpu), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # checkpointing warns that no input needs gradients
             yield begin_again
     finally:
         random.setstate(host[0])
         np.random.set_state(host[1])
-        for part, values, of_part in zip(every, plain, buffers, strict=True):
-            for name, value in values.items():
-                if vars(part).get(name) is not value:
-                    vars(part)[name] = value
-            part._buffers.update(of_part)
-        for cache, content in kept:
-            cache.clear()
-            cache.extend(content) if isinstance(cache, list) else cache.update(content)
-        for buffer in (buffer for of_part in buffers for buffer in of_part.values() if buffer is not None):
-            version, old = before.get(id(buffer), (buffer._version, buffer))
-            if buffer._version != version:
-                with torch.no_grad():
-                    buffer.copy_(old)
         torch.clear_autocast_cache()  # its copies of weights were made for other graphs
-
-
-def _is_cache(name: str, value: Any) -> bool:
-    """Say whether a module's attribute may hold results of its runs: a dict, list or set that is not torch's own."""
-    return type(value) in (dict, list, set) and name not in Module.__annotations__ and not name.endswith("_hooks")
 
 
 def zero_random_rates(model: Any) -> list[tuple[Any, str, float]]:
@@ -98,12 +68,34 @@ def zero_random_rates(model: Any) -> list[tuple[Any, str, float]]:
     return rates
 
 
+#: functions that drop values
+_DROPS = frozenset(
+    getattr(home, name)
+    for home in (torch.nn.functional, torch)
+    for name in dir(home)
+    if re.fullmatch(r"(alpha_|feature_|feature_alpha_)?dropout[123]?d?_?", name) and callable(getattr(home, name))
+)
+
+
+class _NothingDropped(TorchFunctionMode):
+    """Lets functions that drop values return them all, whoever calls them."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        if func in _DROPS:
+            return args[0] if args else given["input"]
+        if func is torch.native_dropout:
+            return args[0], torch.ones_like(args[0], dtype=torch.bool)
+        return func(*args, **(given | {"dropout_p": 0.0} if given.get("dropout_p") else given))
+
+
 @contextmanager
 def without_dropout(model: Any) -> Iterator[None]:
-    """Set all dropout and jitter rates of a model to 0 while the block runs, then restore them."""
+    """Let nothing be dropped while the block runs: by functions of torch, by rates of dropout and jitter."""
     rates = zero_random_rates(model)
     try:
-        yield
+        with _NothingDropped():
+            yield
     finally:
         for part, name, value in rates:
             setattr(part, name, value)

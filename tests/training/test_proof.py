@@ -298,7 +298,7 @@ def test_what_was_replaced_in_one_model_is_tried_with_its_first_batch() -> None:
         guard(model, first_batch=False)
     guard(model, trust="Qwen2ForCausalLM", first_batch=False).remove()
     guard(model)
-    with pytest.raises(MixingError, match="mixes the members of its first batch"):
+    with pytest.raises(MixingError, match="mixes the members of a batch"):
         model(**make_batch("qwen2", [text_members(64)]).model_inputs())
 
 

@@ -204,3 +204,36 @@ def test_fake_tensors_go_through_a_forward_and_the_host_reads_only_in_these_line
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
         fake = {key: mode.from_tensor(value) if isinstance(value, Tensor) else value for key, value in text.items()}
         assert model(**fake).logits.shape[:2] == (1, 64)
+
+
+def test_a_member_alone_gets_no_values_for_the_tower(caplog: pytest.LogCaptureFixture) -> None:
+    """They are of all images of a batch: members with images would be compared with nothing."""
+    model = make_model("qwen2_5_vl")
+    encoder = Media(members := make_members("qwen2_5_vl", model))
+    held = guard(model, encoder)
+    assert encoder.towers[0] is not None
+    batch = with_values(make_batch("qwen2_5_vl", [members, members]), encoder.towers[0])
+    model(**batch.model_inputs(model))
+    assert held.trials[0].finding is not None
+    assert "nothing tells whose" not in caplog.text
+
+
+def test_a_forward_that_is_not_tried_reads_little(caplog: pytest.LogCaptureFixture) -> None:
+    """What members of a batch there are is read where a trial may be due, not in each forward."""
+    model = make_model("llama")
+    held = guard(model)
+    inputs = make_batch("llama", [make_members("llama", model)] * 2).model_inputs()
+    for _ in range(4):
+        model(**inputs)
+    assert len(held.trials) == 2
+    with torch.no_grad():
+        held.remove()
+        with HostReads() as plain:
+            model(**inputs)
+    held = guard(model)
+    for _ in range(4):
+        model(**inputs)
+    with HostReads() as guarded_reads:
+        model(**inputs)
+    assert len(held.trials) == 2
+    assert guarded_reads.num_reads - plain.num_reads <= 12

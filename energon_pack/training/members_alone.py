@@ -1,0 +1,110 @@
+"""Compare members of a batch with their runs alone, in the model that is trained and as it is trained."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from energon_pack.training.batch_members import MemberPlaces
+from energon_pack.training.comparison import RunOptions, compare
+from energon_pack.training.finding import Finding, max_difference, token_variation
+from energon_pack.training.media_shares import media_inputs
+from energon_pack.training.model_trial import PendingForward, RunInputs
+from energon_pack.training.recording import run_and_record
+from energon_pack.training.restored_model import full_precision, is_sharded, without_dropout
+from energon_pack.training.trial_inputs import Probe, flag_inputs, without_loss
+
+#: where gradients of weights exist already, those of so small a part of them are compared
+_SHARE_BESIDE_GRADIENTS, _MIN_BESIDE_GRADIENTS = 8, 2**26
+
+
+@dataclass(frozen=True)
+class MembersAlone:
+    """The result of comparing members of a batch with their runs alone."""
+
+    finding: Finding
+    #: whether random numbers other than dropout's change outputs
+    is_random: bool
+    #: inputs of the batch and of one of its members alone, each with this member's place in it
+    runs: tuple[RunInputs, RunInputs]
+
+
+def compare_with_alone(pending: PendingForward, probe: Probe, options: RunOptions) -> MembersAlone:
+    """Compare the outputs, loss and gradients of members with their runs alone, without dropout."""
+    part, switches = pending.part, flag_inputs(pending.inputs)
+    plain, compared = probe.inputs_alone, [one for one in probe.placed if one.is_compared]
+    probe = replace(probe, inputs_alone=lambda sample: switches | plain(sample))
+    shortest = min(compared, key=lambda one: len(one.places))
+    last = max(compared, key=lambda one: int(one.places[-1]))  # sees all others, if anyone does
+    with without_dropout(part), full_precision():
+        is_random = part.training and _outputs_are_random(pending, without_loss(probe.inputs_alone(shortest.sample)))
+        finding = replace(compare(options, probe), in_training=part.training)
+    here = torch.arange(len(last.places))
+    packed, alone = MemberPlaces(last.row, last.places, last.places), MemberPlaces(0, here, here)
+    runs = (without_loss(probe.inputs), [packed]), (without_loss(probe.inputs_alone(last.sample)), [alone])
+    return MembersAlone(finding, is_random, runs)
+
+
+def compared_weights(part: Module, random: Random) -> list[Tensor]:
+    """Return the weights whose gradients are compared: all; some, if they have gradients; none, if they are sharded."""
+    every: list[Tensor] = [one for one in part.parameters() if one.requires_grad]
+    if is_sharded(part):
+        return []
+    if all(one.grad is None for one in every):
+        return every
+    random.shuffle(every)
+    room = max(sum(one.nbytes for one in every) // _SHARE_BESIDE_GRADIENTS, _MIN_BESIDE_GRADIENTS)
+    kept: list[Tensor] = []
+    for one in every:
+        if (room := room - one.nbytes) >= 0:
+            kept.append(one)
+    return kept or every[:1]
+
+
+def _outputs_are_random(pending: PendingForward, alone: Mapping[str, Any]) -> bool:
+    """Say whether other seeds change the outputs of a sample alone more than a second run with the same seed does."""
+
+    def run(seed: int) -> Tensor:
+        pending.before_run(seed)
+        with torch.no_grad():
+            return run_and_record(pending.part, alone, pending.call).sketches[0][0]
+
+    first = run(0)
+    same, *other_seeds = (max_difference(first, run(seed), 1) for seed in (0, 1, 2, 3))
+    return max(other_seeds) > 3 * same + 1e-6 * token_variation(first)
+
+
+@contextmanager
+def kept_inputs(inputs: Mapping[str, Any]) -> Iterator[None]:
+    """Put back what a model writes into its inputs while the block runs: no cache would know copies of them."""
+    media = media_inputs(inputs)
+    copies = {name: v.clone() for name, v in inputs.items() if isinstance(v, Tensor) and name not in media}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, copy in copies.items():
+                if not torch.equal(inputs[name], copy):
+                    inputs[name].copy_(copy)
+
+
+def removes_ids(pending: PendingForward) -> bool:
+    """Say whether a hook removes `input_ids`, which a model needs to find images: ms-swift's embeds them."""
+    kept: list[bool] = []
+    if not pending.on_any_rank(len(pending.part._forward_pre_hooks) > 1):  # the guard's own
+        return False
+    handle = pending.part.register_forward_pre_hook(
+        lambda _, __, keywords: kept.append("input_ids" in keywords), with_kwargs=True
+    )
+    pending.before_run(0)
+    try:
+        with torch.no_grad():
+            pending.call(**without_loss(pending.inputs))
+    finally:
+        handle.remove()
+    return not all(kept)
