@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -58,8 +59,8 @@ def made_rows(kind: str) -> Iterator[dict[str, Any]]:
             turns = [asked[0], answers[0], asked[1], answers[1]]
             yield {"messages": turns, **({"weight": rng.choice([0.25, 1.1])} if number % 2 else {})}
         else:
-            asked = {"role": "user", "content": f"Tell a long tale of the number {number // 5}, and then another. " * 9}
-            yield {"messages": [asked, {"role": "assistant", "content": f"{number % 5} {words}"}]}
+            tale = {"role": "user", "content": f"Tell a long tale of the number {number // 5}, and then another. " * 9}
+            yield {"messages": [tale, {"role": "assistant", "content": f"{number % 5} {words}"}]}
 
 
 def datasets(folder: Path) -> dict[str, list[str]]:
@@ -141,7 +142,7 @@ def hash_dataset(folder: Path, name: str, overrides: list[str]) -> Hashes:
 
             hash_batches(f"{name}, {what}, {num_workers} workers", numbered, hashes)
         if "neat" in what:
-            hash_batches(f"{name}, {what}, two", lambda numbered=numbered: numbered(num_workers=0, size=2), hashes, 3)
+            hash_batches(f"{name}, {what}, two", partial(numbered, num_workers=0, size=2), hashes, 3)
 
     def of_energon() -> Any:
         worker = WorkerConfig(rank=0, world_size=1, num_workers=0)
@@ -167,7 +168,7 @@ def hash_dataset(folder: Path, name: str, overrides: list[str]) -> Hashes:
     if name != "trees":
         hash_batches(f"{name}, stream", stream, hashes, 3)
     for layout in ("neat", "thd"):
-        hash_batches(f"{name}, lazy {layout}", lambda layout=layout: lazy(layout), hashes, 3)
+        hash_batches(f"{name}, lazy {layout}", partial(lazy, layout), hashes, 3)
     return hashes
 
 

@@ -35,7 +35,7 @@ from energon_pack.errors import PackError
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.layout import Member, RowForm
 from energon_pack.training.layout import neat as neat_layout
-from energon_pack.training.layout import thd as thd_layout
+from energon_pack.training.megatron_layouts import thd as thd_layout
 from support.automodel import pack_overrides
 from support.running import ROOT, run
 

@@ -98,7 +98,7 @@ def _sketch(values: Tensor) -> Tensor:
         return values.clone()
     signed = torch.nn.functional.pad(values * _signs(width).to(values.device), (0, -width % _SKETCH_SIZE))
     summed: Tensor = signed.unflatten(-1, (-1, _SKETCH_SIZE)).sum(-2)
-    return summed * (_SKETCH_SIZE / width) ** 0.5
+    return summed.mul((_SKETCH_SIZE / width) ** 0.5)
 
 
 @cache

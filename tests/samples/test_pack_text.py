@@ -106,6 +106,9 @@ def test_a_member_is_a_view_with_all_that_its_readers_read() -> None:
         "ids", "labels", "types", "rope", "rows", "weights", "factor", "shared_len"
     ]  # fmt: skip
     assert (first.ids.tolist(), first.labels.tolist(), first.types.tolist()) == ([5, 6], [IGNORE, 6], [0, 1])
+    assert first.rope is not None
+    assert second.rope is not None
+    assert second.weights is not None
     assert (first.rope.tolist(), second.rope.tolist()) == ([[1, 1]] * 3, [[0]] * 3)
     assert (first.is_weighted, first.factor, first.shared_len, len(first)) == (False, 1.0, 0, 2)
     assert (second.weights.tolist(), second.factor, second.shared_len) == ([0.5], 2.0, 1)

@@ -19,7 +19,7 @@ from energon_pack.samples.nulls import without_nulls
 from energon_pack.samples.skip import Skip
 from energon_pack.sources import parquet_rows
 from energon_pack.sources.find import files_of_split
-from energon_pack.sources.named_bytes import name_media
+from energon_pack.sources.named_bytes import name_media, row_as_json
 from energon_pack.sources.page_content import SnappyPage, content_of
 from energon_pack.sources.settings import Format, SourceConfig
 from energon_pack.sources.source_path import find_forms, find_source, source_format, source_line
@@ -288,7 +288,7 @@ def test_the_head_of_an_image_costs_no_page(tmp_path: Path) -> None:
 
 def test_a_shuffled_plan_costs_a_row_its_own_work_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each row that was written made JSON of all rows of its group again, or opened its file again."""
-    as_json, read = Mock(wraps=parquet_rows.row_as_json), Mock(wraps=parquet_rows._read_table)
+    as_json, read = Mock(wraps=row_as_json), Mock(wraps=parquet_rows._read_table)
     monkeypatch.setattr(parquet_rows, "row_as_json", as_json)
     monkeypatch.setattr(parquet_rows, "_read_table", read)
     paths = [tmp_path / f"{number}.parquet" for number in range(40)]

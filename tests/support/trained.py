@@ -1,13 +1,12 @@
 """What is trained of a packed dataset, by its tokens and its media: two datasets are compared by it."""
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
-from energon_pack.samples.pack_reader import pack_members
+from energon_pack.samples.pack_reader import PackMembers
 from support.packed import json_lines, samples
 
 #: token ids, weights of their labels, and the media: pixels, or bytes
@@ -18,7 +17,7 @@ def trained(folder: Path) -> dict[str, Trained]:
     """Return every member of a dataset by its sample's id."""
     members = {}
     for parts in samples(folder).values():
-        for member in pack_members(parts, json.loads(parts["json"]), lambda *_: b""):
+        for member in PackMembers(parts, lambda *_: b""):
             assert member.tokens is not None
             assert member.sample_id not in members
             media = tuple(_content(medium) for of_kind in member.media.values() for medium in of_kind)

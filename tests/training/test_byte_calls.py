@@ -74,7 +74,7 @@ def test_two_thousand_sizes_have_the_same_bits(real: Path, name: str) -> None:
     media = media_processor(real, name)
     sides = np.exp(np.random.default_rng(1).uniform(np.log(20), np.log(700), (2000, 2))).astype(int).tolist()
     for first in range(0, len(sides), 20):
-        assert_same(media, images([(*map(int, size),) for size in sides[first : first + 20]], first))
+        assert_same(media, images([(int(width), int(height)) for width, height in sides[first : first + 20]], first))
 
 
 def test_what_a_processor_refuses_is_its_own_error(real: Path) -> None:

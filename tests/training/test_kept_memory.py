@@ -99,7 +99,7 @@ def test_what_is_made_of_a_tensor_keeps_its_memory(hold: str) -> None:
         if hold == "graph":
             weights = torch.ones(ROWS, COLUMNS, requires_grad=True)
             return weights, (weights * value).sum()
-        return {"view": value[1:3], "numpy": value.numpy(), "dlpack": torch.utils.dlpack.to_dlpack(value)}[hold]
+        return {"view": value[1:3], "numpy": value.numpy(), "dlpack": value.__dlpack__()}[hold]
 
     holds = [(int(one["small"][0]), held(one["big"])) for one in loader(1)]
     for number, value in holds[:3]:
