@@ -92,10 +92,9 @@ def sketch_of(values: Tensor) -> Tensor:
 
 
 def _sketch(values: Tensor) -> Tensor:
-    values = values.masked_fill(values.abs() >= _IMPOSSIBLE_LOGIT, 0.0)
-    width = values.shape[-1]
+    values, width = values.masked_fill(values.abs() >= _IMPOSSIBLE_LOGIT, 0.0), values.shape[-1]
     if width <= _SKETCH_SIZE:
-        return values.clone()
+        return values
     signed = torch.nn.functional.pad(values * _signs(width).to(values.device), (0, -width % _SKETCH_SIZE))
     summed: Tensor = signed.unflatten(-1, (-1, _SKETCH_SIZE)).sum(-2)
     return summed.mul((_SKETCH_SIZE / width) ** 0.5)

@@ -325,6 +325,13 @@ def test_a_layer_that_a_small_copy_has_not_is_not_shown() -> None:
     ].is_exact
 
 
+def test_an_attribute_that_a_user_set_is_in_no_copy_and_refuses_nothing() -> None:
+    """A fused kernel's switch, a name: the error said that the processor may not go with the model."""
+    model = make_model("qwen2")
+    model.model.layers[0].self_attn.fused, model.model.layers[0].mlp.name = True, "mine"
+    assert guard(model).proofs[-1].is_exact
+
+
 def test_layers_that_share_what_others_hold_are_in_the_copy() -> None:
     config = tf.Gemma4TextConfig(vocab_size=64, vocab_size_per_layer_input=64, num_kv_shared_layers=4)
     with torch.device("meta"):
