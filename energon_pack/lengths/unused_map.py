@@ -9,12 +9,15 @@ import pyarrow.compute as pc
 from energon_pack.sources.media_map import MediaMap, mapped_name
 
 
-def unused_line(media_map: MediaMap, tables: Iterable[pa.Table]) -> str:
+def unused_line(media_map: MediaMap, places: Iterable[str], tables: Iterable[pa.Table]) -> str:
     """Return a line about the entries of a map that no medium needs; empty: there are none.
 
-    `tables`: the media of all samples, in the column `parts`, and why samples are left out, in `detail`.
+    Args:
+        places: the files of the source and the folders of their media; a mixture may name them by the map.
+        tables: the media of all samples, in the column `parts`, and why samples are left out, in `detail`.
     """
-    unused = [old for old, _ in media_map]
+    every = [*places]
+    unused = [old for old, new in media_map if not any(place.startswith(new) for place in every)]
     for table in tables if unused else ():
         names = pc.list_flatten(table["parts"].combine_chunks()).field("name")
         unused = [old for old in unused if not _begins(names, old) and not _is_told(table["detail"], old)]

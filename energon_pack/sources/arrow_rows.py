@@ -53,6 +53,8 @@ class ArrowTable:
     batches: list[_Message]
     #: offset and description of the place where it breaks off
     damage: list[tuple[int, str]]
+    #: whether a dictionary may be replaced behind the batches that it is for
+    is_stream: bool
 
     @cached_property
     def _mapped(self) -> "pa.Buffer | None":
@@ -90,7 +92,7 @@ class ArrowTable:
 
     def is_copied(self, batch: _Message) -> bool:
         """Tell whether reading a batch takes memory; else its values are those of the mapped file."""
-        return self._mapped is None or batch.is_compressed
+        return self._mapped is None or batch.is_compressed or len(self.head) > 1
 
     def read(self, number: int) -> pa.RecordBatch:
         """Read a batch, and check that its offsets and texts are valid."""
@@ -100,7 +102,8 @@ class ArrowTable:
             if len(self.head) == 1:
                 batch = pa.ipc.read_record_batch(pa.ipc.read_message(data), self.schema)
             else:
-                stream = pa.BufferReader(b"".join(map(memoryview, [*map(self._bytes_of, self.head), data])))
+                before = [each for each in self.head if not self.is_stream or each.offset < message.offset]
+                stream = pa.BufferReader(b"".join(map(memoryview, [*map(self._bytes_of, before), data])))
                 batch = pa.ipc.open_stream(stream).read_next_batch()
             batch.validate(full=True)
         return batch
@@ -108,7 +111,7 @@ class ArrowTable:
 
 def _read_table(path: str, file: File) -> ArrowTable:
     start = len(_FILE_MAGIC) if file.read(0, 6) == _FILE_MAGIC[:6] else 0
-    table = ArrowTable(file, os.path.basename(path), [], [], [])
+    table = ArrowTable(file, os.path.basename(path), [], [], [], start == 0)
     try:
         for message in _messages(file, start):
             (table.batches if message.kind == _BATCH else table.head).append(message)
@@ -198,6 +201,8 @@ def table_row(path: str, version: str, number: int) -> bytes:
     try:
         table, key, row = _find_row(path, version, number)
         return kept_row(path, version, number, partial(_rows_as_json, table, key, row))
+    except PackError:
+        raise
     except (pa.ArrowException, BoundExceeded, OSError, LookupError, ValueError, ArithmeticError) as error:
         raise Skip(Reason.INVALID_JSON, f"row {number} can't be read: {one_line(error)}") from None
 
@@ -254,6 +259,8 @@ def open_cell(path: str, key: str) -> File:
     try:
         table, batch, row = _find_row(path, file.version, int(number))
         value = value_at(way, partial(_item_at, _read_batch(table, batch), row))
+    except PackError:
+        raise
     except (pa.ArrowException, BoundExceeded, OSError, ValueError) as error:
         raise Skip(Reason.UNREADABLE_MEDIA, f"{key!r} of the table: {one_line(error)}") from None
     if value.is_valid and hasattr(value, "as_buffer") and _has_bytes(value.type):

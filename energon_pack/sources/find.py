@@ -278,7 +278,7 @@ def files_of_split(
                 f"source.path={folder}: {seen}; source.split=train takes one split, a list of globs several"
             )
         return list(split_of_file)
-    taken = [file for file, name in split_of_file.items() if name in (split, _SPLIT_ALIAS.get(split))]
+    taken = [file for file, name in split_of_file.items() if name in (split, _SPLIT_ALIAS.get(split, split))]
     if split_of_file and not taken:
         raise PackError(f"source.split={split}: {folder} has {seen}")
     return taken

@@ -117,7 +117,8 @@ def _file_entries(
         where, item = f"{path}: {name}", {key: whole.get(key) for key in keys}
         named, of_source = str(item[keys[0]] or ""), dict[str, Any](datasets=None)
         file = places.find(f"{where}: {keys[0]}", named, folders)
-        root = item.get("root") or ("" if "root" not in keys or os.path.isabs(named) else ".")
+        here = mapped_name(os.path.expanduser(named), places.media_map)
+        root = item.get("root") or ("" if "root" not in keys or os.path.isabs(here) or is_address(here) else ".")
         if root:  # it lies in the same folder as the file, and media without a root do
             near = sorted(folders, key=lambda base: absolute_in(base, named) != file)
             try:

@@ -31,6 +31,8 @@ class OpenTables(Generic[T]):
             self._open.drop(path)
             file = open_file(path)
             try:
+                if version not in (None, file.version):
+                    raise PackError(f"{path} changed since it was indexed: run again")
                 opened = self._open.put(path, (file, self._read(path, file)))
             except BaseException:
                 file.close()

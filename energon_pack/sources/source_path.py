@@ -29,6 +29,7 @@ from energon_pack.sources.mixture_spellings import read_mixture
 from energon_pack.sources.pack_shard import with_pack_shards
 from energon_pack.sources.prepared_folder import SplitSelection
 from energon_pack.sources.row_shard import RowShard
+from energon_pack.sources.sample_ratio import TakenRows
 from energon_pack.sources.settings import Format, SourceConfig
 from energon_pack.sources.shard import JsonlShard, Shard, TarShard
 from energon_pack.sources.storage import expand, folder_of, real_path, walk
@@ -93,7 +94,7 @@ def _read_entries(settings: SourceConfig, path: Any, cwd: str) -> list[Entry] | 
 
 def _find_mixture(settings: SourceConfig, entries: Sequence[Entry]) -> Source:
     """Find the files of all entries; if there are several, ids of samples begin with the name of their entry."""
-    parts, entry_of, seen = [], dict[str, int](), dict[str, str]()
+    parts, entry_of, seen = [], dict[str, int](), dict[str, tuple[str, TakenRows | None]]()
     alone = replace(settings, format=Format.auto.value)
     for number, entry in enumerate(entries):
         own = read_entry_settings(f"mixture: {entry.name}", entry.own, settings.reading)
@@ -112,11 +113,13 @@ def _find_mixture(settings: SourceConfig, entries: Sequence[Entry]) -> Source:
                 raise PackError(
                     f"mixture: {entry.name}: {before}{shard.name} has a sample_ratio: name the file with epochs"
                 )
-            if (other := seen.setdefault(repr((shard.identity, entry.taken)), entry.name)) != entry.name:
+            other, taken = seen.setdefault(repr(shard.identity), (entry.name, entry.taken))
+            if other != entry.name:
                 twice = f"mixture: {shard.path} is in {other} and in {entry.name}"
                 if not entry.may_repeat:
                     raise PackError(f"{twice}: one of them may have it")
-                say(f"{twice}: its samples come for both")
+                if taken is None or entry.taken is None or taken == entry.taken:
+                    say(f"{twice}: its samples are packed for both")
         shards = [replace(shard, name=f"{before}{shard.name}", own=own) for shard in part.shards]
         entry_of |= {shard.name: number for shard in shards}
         parts.append(replace(part, shards=shards))
@@ -167,7 +170,7 @@ def find_forms(entry: str) -> EntryForms:
         forms |= {form for form, found in ((Format.wds, tars), (Format.jsonl, lines)) if found}
         here, others_here = tables_in(folder, stems)
         tables, others = tables + here, others + others_here
-    has_parquet = any(map(is_parquet, tables))
+    has_parquet = any(map(is_parquet, tables)) or Format.table in forms
     if not forms and not has_parquet and any(map(json_files, folders)):
         forms = {Format.jsonl}  # a *.json alone is read, several are named
     if forms and not has_parquet:

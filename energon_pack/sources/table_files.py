@@ -5,7 +5,7 @@ A folder that `datasets.save_to_disk` wrote has a state.json, which names its fi
 """
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any
 
 from energon_pack.errors import PackError, amount
@@ -58,28 +58,37 @@ def tables_in(folder: str, stems: Collection[str]) -> tuple[list[str], list[str]
     for file in chosen:
         if (first := first_of_name.setdefault(without_extensions(file), file)) is not file:
             raise PackError(f"source.path={folder}: {first} and {file} may be the same rows: a glob names one of them")
-    return chosen, [file for file in files if file not in chosen]
+    return chosen, [file for file in files if not kind.search(file)]
 
 
 def _without_caches(folder: str, files: Collection[str]) -> list[str]:
     """Leave out the Arrow files of saved datasets that their state.json does not name, and caches elsewhere."""
     if not any(map(_KINDS[1].search, files)):
         return [*files]
-    named = {folder_of(state): set(_saved_files(state)) for state in walk(folder, _STATE)}
+    states = {folder_of(state): _saved_files(state) for state in walk(folder, _STATE)}
+    named = {beside: names for beside, names in states.items() if names is not None}
+    there = {*files}
     for beside, names in named.items():
-        if lost := next((name for name in sorted(names) if name not in files), None):
+        if lost := min(names - there, default=None):
             raise PackError(f"{path_in(beside, 'state.json')} names {lost}, which is not there: get it again")
-    saved = [file for file in files if file in named.get(folder_of(file), {file})]
-    return [file for file in saved if not _KINDS[1].search(file) or not _CACHE_FILE.search(file)]
+
+    def is_cache(file: str) -> bool:
+        is_named = file in named.get(folder_of(file), {file})
+        return bool(_KINDS[1].search(file)) and (not is_named or bool(_CACHE_FILE.search(file)))
+
+    return [file for file in files if not is_cache(file)]
 
 
-def _saved_files(state: str) -> Iterator[str]:
+def _saved_files(state: str) -> set[str] | None:
+    """Return the files that a state.json of `datasets` names; None: another tool wrote it."""
     value = _read_object(state)
     if value.get("_indices_data_files"):
         raise PackError(f"{state}: chosen rows of files, by an old version of datasets: save it again by a new one")
-    for item in value.get("_data_files") or ():
-        if isinstance(item, dict) and isinstance(item.get("filename"), str):
-            yield path_in(folder_of(state), item["filename"])
+    items = value.get("_data_files")
+    if not isinstance(items, list):
+        return None
+    names = [item.get("filename") for item in items if isinstance(item, dict)]
+    return {path_in(folder_of(state), name) for name in names if isinstance(name, str)}
 
 
 def split_folders(folder: str) -> dict[str, str]:

@@ -40,6 +40,8 @@ def open_cell(path: str, key: str) -> File:
 
     `key`: number of the row, and the keys to the value in it, as `17/images/0/bytes`; KeyError: there is no such value.
     """
+    if "/" not in key:  # a row, and no value of it
+        raise KeyError(key)
     if is_text_table(path):
         return csv_rows.open_cell(path, key)
     return arrow_rows.open_cell(path, key) if kind_of_table(path) == ".arrow" else parquet_rows.open_cell(path, key)

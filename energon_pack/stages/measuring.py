@@ -69,7 +69,8 @@ def check_tiles(mixture: Mixture, rules: MediaRules | None) -> None:
     asking = [entry for entry in mixture.entries if entry.max_tiles is not None]
     _, tiles = (rules and rules.settings.get("patches")) or (1, None)
     if asking and tiles is None:
-        say(f"max_dynamic_patch of {asking[0].name} and others is not read: the model has no such tiles")
+        names = ", ".join(entry.name for entry in asking[:3]) + ", …" * (len(asking) > 3)
+        say(f"max_dynamic_patch of {names} is not read: the model has no such tiles")
     for entry in asking:
         if entry.max_tiles != (tiles or entry.max_tiles):
             raise PackError(
@@ -93,7 +94,8 @@ def measure_source(run: PackRun, indexed: list[IndexedShard], method: Method) ->
         )  # fmt: skip
         lengths = expand(lengths, config.labels, method, run)
         media_map, tables = media_map_of(config.source.media_map), lengths.tables(("parts", "detail"), with_parts=False)
-        if line := unused_line(media_map, (table for _, _, table in tables)):
+        places = {place for shard in source.shards for place in (shard.path, shard.media_root or "")}
+        if line := unused_line(media_map, places, (table for _, _, table in tables)):
             say(line)
         num_repeated = sum(item.num_repeated for item in indexed)
         num_found = sum(item.num_rows for item in indexed) + source.num_left_out

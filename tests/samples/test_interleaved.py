@@ -96,6 +96,10 @@ def test_letters_of_a_text_are_no_place_of_a_picture() -> None:
             "bad_message: image_info has an image without",
         ),
         ({"text_list": ["a"], "image_info": [{"matched_text_index": True}]}, "bad_message: image_info has an image"),
+        (
+            {"texts": ["a", None, "b"], "images": []},
+            "missing_media: a place of texts has no text, and no picture either",
+        ),
         ({"texts": ["a", "b"]}, "bad_message: message 0 is a str"),  # turns that lost their roles, perhaps
         (OBELICS | {"messages": TURNS}, "bad_message: it has messages and a document in texts: source.messages_key"),
         (OBELICS | {"question": "q", "answer": "b"}, "bad_message: it can be read as"),

@@ -18,6 +18,7 @@ from energon_pack.sources import arrow_rows
 from energon_pack.sources.named_bytes import name_media
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.source_path import find_source, source_line
+from energon_pack.sources.table_rows import open_cell
 from energon_pack.sources.wds import damage_of, index_metadata
 from support.packed import Make, samples
 from support.read_source import read
@@ -94,6 +95,27 @@ def test_rows_and_cells_are_those_of_pyarrow(compression: str | None, stream: bo
     for key in ("60/bare", "0/none", "0/many/9/bytes", "x/bare"):
         with pytest.raises(KeyError):
             arrow_rows.open_cell(str(path), key)
+
+
+def test_a_batch_has_the_dictionary_that_stood_before_it(tmp_path: Path) -> None:
+    """A stream may replace a dictionary: the first batch got the words of the last."""
+    path = tmp_path / "a.arrow"
+    batches = [pa.record_batch({"text": pa.array(words).dictionary_encode()}) for words in (["cat", "dog"], ["car"])]
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, batches[0].schema) as stream:
+        for batch in batches:
+            stream.write_batch(batch)
+    table = arrow_rows.table_of(str(path))
+    rows = [arrow_rows.table_row(str(path), table.file.version, number) for number in range(3)]
+    assert [json.loads(row)["text"] for row in rows] == ["cat", "dog", "car"]
+    with pytest.raises(KeyError):
+        open_cell(str(path), "1")
+
+
+def test_a_state_of_another_program_names_no_files(tmp_path: Path) -> None:
+    """All Arrow files beside it were left out, without a word."""
+    write_arrow(tmp_path / "a.arrow", asked("x"))
+    (tmp_path / "state.json").write_text('{"step": 5}')
+    assert [shard.name for shard in find_source(SourceConfig(), str(tmp_path)).shards] == ["a.arrow"]
 
 
 def test_a_saved_dataset_is_the_files_that_it_names(tmp_path: Path) -> None:

@@ -89,6 +89,18 @@ def test_a_table_in_a_bucket_is_packed_as_from_disk(kind: str, config: Make, buc
     assert verified.returncode == 0, verified.stdout + verified.stderr
 
 
+@pytest.mark.parametrize("extension", ["csv", "jsonl"])
+def test_a_file_that_names_no_split_is_in_none(extension: str, tmp_path: Path) -> None:
+    """source.split=test took extra.csv beside validation.csv."""
+    line = "text\nA\n" if extension == "csv" else '{"text": "A"}\n'
+    for name in ("validation", "extra"):
+        (tmp_path / f"{name}.{extension}").write_text(line)
+    chosen = find_source(SourceConfig(split="val"), str(tmp_path)).shards
+    assert [shard.name for shard in chosen] == [f"validation.{extension}"]
+    with pytest.raises(PackError, match=r"source\.split=test: .* has (of no split: 1 file|validation: 1 file)"):
+        find_source(SourceConfig(split="test"), str(tmp_path))
+
+
 def test_a_folder_is_read_in_one_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A CSV beside other samples may be about them: rows would be trained twice. It is named, not silently left out."""
     (tmp_path / "images").mkdir()

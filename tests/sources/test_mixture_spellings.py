@@ -115,7 +115,7 @@ def test_an_entry_may_be_whatever_a_path_is(tmp_path: Path, capsys: pytest.Captu
     write_rows(tmp_path / "folder/b.jsonl", 2)
     meta = write_meta(tmp_path / "meta.json", f={"root": "", "annotation": "folder"}, g={"annotation": "folder/b.*"})
     assert list(keys_of(find(meta))) == ["f/a.jsonl", "f/b.jsonl", "g/b.jsonl"]
-    assert "b.jsonl is in f and in g: its samples come for both" in capsys.readouterr().out
+    assert "b.jsonl is in f and in g: its samples are packed for both" in capsys.readouterr().out
     assert list(keys_of(find(meta, datasets=["f"]))) == ["a.jsonl", "b.jsonl"]
     write_meta(tmp_path / "meta.json", f={"root": "", "annotation": "folder", "repeat_time": 0.5})
     with pytest.raises(PackError, match=r"folder has several files: rows are taken of one"):
@@ -204,7 +204,7 @@ def test_both_numbers_of_tiles_are_named(tmp_path: Path, capsys: pytest.CaptureF
     with pytest.raises(PackError, match="one has max_dynamic_patch=6, and the model takes 12 tiles"):
         check_tiles(mixture, for_tiles[1])
     check_tiles(mixture, None)
-    assert capsys.readouterr().out == "max_dynamic_patch of one and others is not read: the model has no such tiles\n"
+    assert capsys.readouterr().out == "max_dynamic_patch of one is not read: the model has no such tiles\n"
 
 
 # ---------------------------------------------------------------------------------------------------- LLaVA-OneVision

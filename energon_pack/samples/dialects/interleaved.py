@@ -37,10 +37,12 @@ def with_document(value: dict[str, Any], settings: ReadSettings) -> dict[str, An
         return value
     if value.get("messages") and own is None:
         raise Skip(Reason.BAD_MESSAGE, f"it has messages and a document in {field}: source.messages_key decides")
-    texts, listed = value[field], value.get(INTERLEAVED_FIELDS[field]) or []
+    texts, listed = value[field], value.get(INTERLEAVED_FIELDS[field])
     if not any(text and text.strip() for text in texts):
         raise Skip(Reason.NO_MESSAGES, f"the document in {field} has no text")
-    pictures = listed if isinstance(listed, list) else [listed]
+    pictures = listed if isinstance(listed, list) else [listed] if listed else []
+    if listed == [] and field == "texts":  # a place without a text has lost its picture
+        pictures = [None] * len(texts)
     parts = [*with_joined_texts((_by_place if field == "texts" else _by_sentence)(texts, pictures))]
     if settings.missing_media is MissingMedia.skip and any(part.get(IMAGE.kind) == "" for part in parts):
         raise Skip(Reason.MISSING_MEDIA, f"a place of {field} has no text, and no picture either; {REMOVE_ADVICE}")

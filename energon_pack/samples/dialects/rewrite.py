@@ -27,6 +27,8 @@ _SHAREGPT_KEYS = {"role": "from", "content": "value"}
 #: fields of preference data that hold one turn or several
 _ANSWER_FIELDS = ("chosen", "rejected")
 _MAX_PYTHON_CHARS = 1 << 20  # of a list as Python writes it, whose syntax tree takes much memory
+#: how numpy prints a list of texts: Python reads them as one
+_TEXTS_WITHOUT_COMMA = re.compile(r"""['"]\s+['"]""")
 #: what `datasets.ImageFolder` calls a column of names of files
 _FILE_NAME_KEY = re.compile(rf"({'|'.join(MEDIA_KEYS)})_file_names?")
 #: fields whose list may be written as JSON text, as a cell of a table has it
@@ -67,7 +69,7 @@ def _parsed_list(text: str) -> list[Any] | None:
 
 
 def _parsed_python(text: str) -> Any:
-    if len(text) > _MAX_PYTHON_CHARS:
+    if len(text) > _MAX_PYTHON_CHARS or _TEXTS_WITHOUT_COMMA.search(text):
         return None
     try:
         with warnings.catch_warnings():
