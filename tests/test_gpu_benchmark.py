@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from energon_pack.training import layout, probe_batches
+from energon_pack.training import layout, pack_encoder, probe_batches
 from support.running import ROOT
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -82,7 +82,7 @@ def test_the_page_of_a_cpu_holds_and_each_step_is_in_the_csv(
 def test_members_that_see_each_other_are_seen_on_the_page(
     gpu: ModuleType, packs: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (layout, probe_batches):
+    for module in (pack_encoder, probe_batches):
         monkeypatch.setattr(module, "neat", one_text)
     page, _ = run(gpu, packs, tmp_path / "page.md", monkeypatch)
     assert re.findall(r"(\w+, \w+) .*≤ 0\.\d+ NO", page) == ["eager, fp32", "sdpa, fp32", "sdpa, bf16"]
