@@ -65,7 +65,9 @@ def to_rgb(image: Image.Image, look: Look = PLAIN_LOOK, is_own: bool = False) ->
     turn = _TRANSPOSES.get(orientation(image)) if look.is_upright else None
     image = image if turn is None else image.transpose(turn)
     if not look.background or look.only not in ("", image.mode) or not image.has_transparency_data:
-        return image if image.mode == "RGB" and is_own else image.convert("RGB")
+        if image.mode == "RGB" and is_own:
+            return image._new(image.im)  # as convert("RGB") makes it, without a copy of the pixels
+        return image.convert("RGB")
     pixels, behind = image.convert("RGBA"), Image.new("RGB", image.size, look.background)
     behind.paste(pixels, mask=pixels.getchannel("A"))
     return behind
