@@ -100,8 +100,8 @@ def media_shares(
 
 def _ends(name: str, length: int, media: Mapping[str, Tensor], types: Sequence[Tensor]) -> list[int] | None:
     """Return where the part of each member begins among `length` rows; None: nothing tells."""
-    kind = _VIDEO if "video" in name or name == "second_per_grid_ts" else _IMAGE
-    kind = _SOUND if name.startswith((*SOUND_INPUTS, "feature_", "audio")) else kind
+    kind = _VIDEO if name.startswith("video_") or "_video" in name or name == "second_per_grid_ts" else _IMAGE
+    kind = _SOUND if name.startswith((*SOUND_INPUTS, "feature_", "audio_", "audios_")) else kind
     kinds = [kind, *(one for one in _ID_NAMES if one != kind)]
     kind = next((one for one in kinds if any(bool((own == one).any()) for own in types)), 0)
     if not kind:
