@@ -17,7 +17,7 @@ def trained(folder: Path) -> dict[str, Trained]:
     """Return every member of a dataset by its sample's id."""
     members = {}
     for parts in samples(folder).values():
-        for member in PackMembers(parts, lambda *_: b""):
+        for member in PackMembers(parts, lambda *_: []):
             assert member.tokens is not None
             assert member.sample_id not in members
             media = tuple(_content(medium) for of_kind in member.media.values() for medium in of_kind)
