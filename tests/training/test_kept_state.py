@@ -1,10 +1,10 @@
 """A training has the same bits with the guard and without, whatever a model holds; what can't be put back is named."""
 
+import logging
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import logging
 import pytest
 import torch
 from torch import Tensor, nn
