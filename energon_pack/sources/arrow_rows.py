@@ -9,7 +9,6 @@ read at a time.
 import mmap
 import os
 import struct
-from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,7 +23,14 @@ from energon_pack.run.expansion_bounds import BoundExceeded, bounded
 from energon_pack.run.lru_cache import LruCache
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.named_bytes import decoded_medium, row_as_json, value_at
-from energon_pack.sources.open_tables import OpenTables, as_pack_errors, kept_row
+from energon_pack.sources.open_tables import (
+    OpenTables,
+    as_bad_row,
+    as_pack_errors,
+    cell_item,
+    kept_row,
+    place_in_groups,
+)
 from energon_pack.sources.storage import File, FileState, InMemory
 
 _FILE_MAGIC = b"ARROW1\0\0"  # of a file: a stream lies behind it
@@ -198,13 +204,9 @@ def table_row(path: str, version: str, number: int) -> bytes:
 
     `version`: the file's version when it was found; `number`: the row's number in the file, from 0.
     """
-    try:
+    with as_bad_row(number):
         table, key, row = _find_row(path, version, number)
         return kept_row(path, version, number, partial(_rows_as_json, table, key, row))
-    except PackError:
-        raise
-    except (pa.ArrowException, BoundExceeded, OSError, LookupError, ValueError, ArithmeticError) as error:
-        raise Skip(Reason.INVALID_JSON, f"row {number} can't be read: {one_line(error)}") from None
 
 
 def _rows_as_json(table: ArrowTable, key: _BatchKey, first: int, number: int) -> list[bytes]:
@@ -258,7 +260,7 @@ def open_cell(path: str, key: str) -> File:
     file, _ = _open_tables.get(path)
     try:
         table, batch, row = _find_row(path, file.version, int(number))
-        value = value_at(way, partial(_item_at, _read_batch(table, batch), row))
+        value = value_at(way, partial(cell_item, _read_batch(table, batch), row))
     except PackError:
         raise
     except (pa.ArrowException, BoundExceeded, OSError, ValueError) as error:
@@ -268,19 +270,11 @@ def open_cell(path: str, key: str) -> File:
     return InMemory(decoded_medium(way, value.as_py()), file.version)
 
 
-def _item_at(batch: pa.RecordBatch, row: int, value: Any, step: str) -> Any:
-    if value is None:
-        return batch.column(step)[row]
-    return value[int(step) if isinstance(value, pa.ListScalar | pa.LargeListScalar | pa.FixedSizeListScalar) else step]
-
-
 def _find_row(path: str, version: str, number: int) -> tuple[ArrowTable, _BatchKey, int]:
     """Return the table, the batch that a row of the file is in, and the row's number in that batch."""
     _, table = _open_tables.get(path, version)
-    index = bisect_right(table.first_rows, number) - 1
-    if not 0 <= index < len(table.batches):
-        raise KeyError(f"no row {number}")
-    return table, (path, version, index), number - table.first_rows[index]
+    index, row = place_in_groups(table.first_rows, number)
+    return table, (path, version, index), row
 
 
 def _read_batch(table: ArrowTable, key: _BatchKey) -> pa.RecordBatch:

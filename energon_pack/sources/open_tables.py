@@ -1,25 +1,35 @@
 """Keep tables open by their paths, and make one error of all ways in which a file is no table."""
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
-from energon_pack.errors import PackError, one_line
+from energon_pack.errors import PackError, format_bytes, one_line
 from energon_pack.run.expansion_bounds import BoundExceeded
 from energon_pack.run.lru_cache import LruCache
+from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.storage import File, open_file, state_of
 
 T = TypeVar("T")
 
 
 class OpenTables(Generic[T]):
-    """Tables of one kind that are open, each with its file. `read`: makes a table of the path and the open file."""
+    """Tables of one kind that are open, each with its file.
 
-    def __init__(self, read: Callable[[str, File], T]):
-        self._read = read
-        self._open: LruCache[str, tuple[File, T]] = LruCache(128, close=lambda opened: opened[0].close())
+    Args:
+        read: makes a table of the path and the open file.
+        most: the largest sum of the sizes of open tables.
+        size_of: returns the size of a table; None: each has size 1.
+    """
+
+    def __init__(self, read: Callable[[str, File], T], most: int = 128, size_of: Callable[[T], int] | None = None):
+        self._read, sizes = read, size_of or (lambda _: 1)
+        self._open: LruCache[str, tuple[File, T]] = LruCache(
+            most, lambda opened: sizes(opened[1]), lambda opened: opened[0].close()
+        )
 
     def get(self, path: str, version: str | None = None) -> tuple[File, T]:
         """Return the file and the table of a path, opened anew if the version differs.
@@ -75,13 +85,44 @@ def kept_row(path: str, version: str, number: int, rows_from: Callable[[int], li
     return row
 
 
+def place_in_groups(first_rows: Sequence[int], number: int) -> tuple[int, int]:
+    """Return the group that a row of a table is in, and the row's number there; KeyError: there is no such row.
+
+    `first_rows`: the number of each group's first row, and at the end the number of all rows.
+    """
+    group = bisect_right(first_rows, number) - 1
+    if not 0 <= group < len(first_rows) - 1:
+        raise KeyError(f"no row {number}")
+    return group, number - first_rows[group]
+
+
+def cell_item(rows: pa.Table | pa.RecordBatch, row: int, value: Any, step: str) -> Any:
+    """Return the cell of a row in the column `step`, or if `value` is in a cell, what `step` names in it."""
+    if value is None:
+        return rows.column(step)[row]
+    return value[int(step) if isinstance(value, pa.ListScalar | pa.LargeListScalar | pa.FixedSizeListScalar) else step]
+
+
+@contextmanager
+def as_bad_row(number: int) -> Iterator[None]:
+    """Turn an error in the block into a Skip that says that a row can't be read; a PackError ends the run."""
+    try:
+        yield
+    except PackError:
+        raise
+    except (pa.ArrowException, BoundExceeded, OSError, LookupError, ValueError, ArithmeticError) as error:
+        raise Skip(Reason.INVALID_JSON, f"row {number} can't be read: {one_line(error)}") from None
+
+
 @contextmanager
 def as_pack_errors(path: str, kind: str) -> Iterator[None]:
     """Turn an error in the block into a PackError that says that `path` is no whole file of this kind."""
     try:
         yield
     except BoundExceeded as error:
-        raise PackError(f"{path} can't be read: {error}") from None
+        state = state_of(path)
+        has = "" if state is None else f", and has {format_bytes(state.size)}"
+        raise PackError(f"{path} can't be read: {error}{has}") from None
     except PackError:
         raise
     except (pa.ArrowException, ValueError, LookupError, OSError) as error:

@@ -6,9 +6,7 @@ A row becomes the JSON of a sample. Bytes and images in base64 become names, whi
 """
 
 import os
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import accumulate
@@ -24,8 +22,14 @@ from energon_pack.run.lru_cache import LruCache
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.named_bytes import medium_at, row_as_json
-from energon_pack.sources.open_tables import kept_row
-from energon_pack.sources.other_formats import TABLE_SUFFIX
+from energon_pack.sources.open_tables import (
+    OpenTables,
+    as_bad_row,
+    as_pack_errors,
+    cell_item,
+    kept_row,
+    place_in_groups,
+)
 from energon_pack.sources.parquet_footer import ColumnChunk, read_chunks
 from energon_pack.sources.parquet_pages import (
     EACH_ELEMENT,
@@ -38,7 +42,7 @@ from energon_pack.sources.parquet_pages import (
     put_placeholders,
     read_bytes_column,
 )
-from energon_pack.sources.storage import File, FileState, InMemory, open_file, state_of
+from energon_pack.sources.storage import File, FileState, InMemory
 
 #: bytes of a group of rows that are read at once
 MAX_GROUP_BYTES = 1 << 30
@@ -81,6 +85,16 @@ class Table:
 
 
 def _read_table(path: str, file: File) -> Table:
+    with bounded(2 * (MAX_GROUP_BYTES + MEMORY_PER_BYTE * file.size)):
+        table = _table_of_file(path, file)
+    if table.first_rows[-1] > _MAX_ROWS_PER_BYTE * file.size:
+        raise PackError(
+            f"{path} has {table.first_rows[-1]:,} rows in {format_bytes(file.size)}: that is no table of samples"
+        )
+    return table
+
+
+def _table_of_file(path: str, file: File) -> Table:
     parquet = pq.ParquetFile(as_file(file, _BUFFER_BYTES))
     chunks = read_chunks(file)
     leaves = [number for number in range(len(parquet.schema)) if _is_text(parquet.schema.column(number))]
@@ -114,11 +128,9 @@ def _is_text(leaf: Any) -> bool:
 
 _ADVICE = "write it in groups of 200 rows (iter_batches of pyarrow's ParquetFile, ParquetWriter.write_batch)"
 _GroupKey = tuple[str, str, int]  # path and version of a table, and number of a group
-#: open tables: path → version and table; opening one with 1,000 row groups takes 0.3 s, and 7 times its footer's bytes
-_open_tables: LruCache[str, tuple[str, Table]] = LruCache(
-    256 << 20,
-    lambda opened: max(1 << 20, 7 * opened[1].parquet.metadata.serialized_size),
-    lambda opened: opened[1].file.close(),
+#: opening a table with 1,000 row groups takes 0.3 s, and 7 times its footer's bytes
+_open_tables = OpenTables(
+    _read_table, 256 << 20, lambda table: max(1 << 20, 7 * table.parquet.metadata.serialized_size)
 )
 #: a group, and whether its bytes are there → its rows, or why they can't be read
 _kept_groups: LruCache[tuple[_GroupKey, bool], pa.Table | BoundExceeded] = LruCache(
@@ -132,8 +144,8 @@ _kept_columns: LruCache[tuple[_GroupKey, int], tuple[BytesColumn | None]] = LruC
 
 def table_of(path: str) -> Table:
     """Return the table of a Parquet file, opened if it was not; raises PackError if it can't be read as Parquet."""
-    with _as_pack_errors(path):
-        return _open_table(path, None)
+    with as_pack_errors(path, "parquet"):
+        return _open_tables.get(path)[1]
 
 
 def table_row(path: str, version: str, number: int) -> bytes:
@@ -141,15 +153,14 @@ def table_row(path: str, version: str, number: int) -> bytes:
 
     `version`: the file's version when it was found; `number`: the row's number in the file, from 0.
     """
-    try:
+    with as_bad_row(number):
         table, key, row = _find_row(path, version, number)
-        return kept_row(path, version, number, partial(_rows_as_json, table, key, row))
-    except BoundExceeded:
-        raise Skip(
-            Reason.INVALID_JSON, f"row group {key[2]} takes more than {format_bytes(MAX_GROUP_BYTES)}: {_ADVICE}"
-        ) from None
-    except (pa.ArrowException, OSError, KeyError, ValueError, ArithmeticError) as error:
-        raise Skip(Reason.INVALID_JSON, f"row {number} can't be read: {one_line(error)}") from None
+        try:
+            return kept_row(path, version, number, partial(_rows_as_json, table, key, row))
+        except BoundExceeded:
+            raise Skip(
+                Reason.INVALID_JSON, f"row group {key[2]} takes more than {format_bytes(MAX_GROUP_BYTES)}: {_ADVICE}"
+            ) from None
 
 
 def _rows_as_json(table: Table, key: _GroupKey, first: int, number: int) -> list[bytes]:
@@ -188,7 +199,7 @@ class _CellFile(File):
 
     def read(self, offset: int, size: int) -> bytes:
         try:
-            return self._value.read(_open_table(self._path, self.version).file, offset, size)
+            return self._value.read(_open_tables.get(self._path, self.version)[0], offset, size)
         except pa.ArrowException as error:
             raise OSError(None, one_line(error)) from None
 
@@ -198,31 +209,18 @@ def open_cell(path: str, key: str) -> File:
 
     `key`: number of the row, and the keys to the value in it, as `17/images/0/bytes`; KeyError: there is no such value.
     """
-    opened = _open_tables.get(path)
-    # On a store, requests name the version, so another version is an error.
-    if opened is not None and opened[1].file.fd is None:
-        version = opened[0]
-    elif state := state_of(path):
-        version = state.version
-    else:
-        raise FileNotFoundError(path)
     number, *way = key.split("/")
     if not number.isdecimal():
         raise KeyError(key)
     try:
+        version = _open_tables.get(path)[0].version
         table, group, row = _find_row(path, version, int(number))
         if value := _find_in_page(table, group, row, [unquote(step) for step in way]):
             return _CellFile(path, version, value)
-        data = medium_at(way, partial(_item_at, _read_group(table, group), row), lambda scalar: scalar.as_py())
+        data = medium_at(way, partial(cell_item, _read_group(table, group), row), lambda scalar: scalar.as_py())
     except (pa.ArrowException, BoundExceeded) as error:
         raise Skip(Reason.UNREADABLE_MEDIA, f"{key!r} of the table: {one_line(error)}") from None
     return InMemory(data, version)
-
-
-def _item_at(group: pa.Table, row: int, value: Any, step: str) -> Any:
-    if value is None:
-        return group.column(step)[row]
-    return value[int(step) if isinstance(value, pa.ListScalar | pa.LargeListScalar) else step]
 
 
 def _find_in_page(table: Table, group: _GroupKey, row: int, way: list[str]) -> ValuePlace | None:
@@ -254,11 +252,9 @@ def _bytes_column(table: Table, group: _GroupKey, leaf: int) -> BytesColumn | No
 
 def _find_row(path: str, version: str, number: int) -> tuple[Table, _GroupKey, int]:
     """Return the table, the row group that a row of the file is in, and the row's number in that group."""
-    table = _open_table(path, version)
-    index = bisect_right(table.first_rows, number) - 1
-    if not 0 <= index < len(table.group_lens):
-        raise KeyError(f"no row {number}")
-    return table, (path, version, index), number - table.first_rows[index]
+    _, table = _open_tables.get(path, version)
+    index, row = place_in_groups(table.first_rows, number)
+    return table, (path, version, index), row
 
 
 def _read_group(table: Table, key: _GroupKey, has_bytes: bool = True) -> pa.Table:
@@ -276,37 +272,3 @@ def _read_group(table: Table, key: _GroupKey, has_bytes: bool = True) -> pa.Tabl
     if isinstance(kept, BoundExceeded):
         raise BoundExceeded(str(kept))
     return kept
-
-
-def _open_table(path: str, version: str | None) -> Table:
-    """Return the open table of a path, opened anew if its version differs. `version`: None: the file's present one."""
-    was, table = _open_tables.get(path) or (None, None)
-    if table is None or (version or state_of(path)[1]) != was:  # type: ignore[index]
-        _open_tables.drop(path)
-        if not path.lower().endswith(TABLE_SUFFIX):
-            raise PackError(f"{path}: source=table reads *{TABLE_SUFFIX}")
-        file = open_file(path)
-        with bounded(2 * (MAX_GROUP_BYTES + MEMORY_PER_BYTE * file.size)):
-            table = _read_table(path, file)
-        if table.first_rows[-1] > _MAX_ROWS_PER_BYTE * file.size:
-            raise PackError(
-                f"{path} has {table.first_rows[-1]:,} rows in {format_bytes(file.size)}: that is no table of samples"
-            )
-        _open_tables.put(path, (file.version, table))
-    return table
-
-
-@contextmanager
-def _as_pack_errors(path: str) -> Iterator[None]:
-    try:
-        yield
-    except BoundExceeded as error:
-        raise PackError(f"{path} can't be read: {error}, and has {format_bytes(os.path.getsize(path))}") from None
-    except (pa.ArrowException, ValueError, IndexError, OSError) as error:  # ValueError: no UTF-8, or a footer
-        if isinstance(error, PackError):
-            raise
-        if isinstance(error, OSError) and error.strerror:
-            raise PackError(f"{path}: {error.strerror}") from None
-        raise PackError(
-            f"{path} is no whole parquet file: {one_line(error)}; get it again, or name the others by a glob"
-        ) from None

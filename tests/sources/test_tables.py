@@ -288,9 +288,9 @@ def test_the_head_of_an_image_costs_no_page(tmp_path: Path) -> None:
 
 def test_a_shuffled_plan_costs_a_row_its_own_work_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each row that was written made JSON of all rows of its group again, or opened its file again."""
-    as_json, read = Mock(wraps=row_as_json), Mock(wraps=parquet_rows._read_table)
+    as_json, read = Mock(wraps=row_as_json), Mock(wraps=parquet_rows._table_of_file)
     monkeypatch.setattr(parquet_rows, "row_as_json", as_json)
-    monkeypatch.setattr(parquet_rows, "_read_table", read)
+    monkeypatch.setattr(parquet_rows, "_table_of_file", read)
     paths = [tmp_path / f"{number}.parquet" for number in range(40)]
     for path in paths:
         pq.write_table(pa.table({"text": [f"{row}" for row in range(30)]}), path, row_group_size=10)
