@@ -128,8 +128,8 @@ def test_a_loader_that_is_left_early_goes_on_rightly() -> None:
 def test_a_killed_worker_takes_no_value_along() -> None:
     iterator = iter(loader(1))
     items = [next(iterator) for _ in range(3)]
-    os.kill(iterator._workers[0].pid, signal.SIGKILL)  # type: ignore[attr-defined]
-    with pytest.raises(RuntimeError, match="exited unexpectedly"):
+    with pytest.raises(RuntimeError, match="exited unexpectedly|killed by signal"):  # torch has two lines for it
+        os.kill(iterator._workers[0].pid, signal.SIGKILL)  # type: ignore[attr-defined]
         items += [*iterator]
     assert are_right(items)
     del iterator
