@@ -112,9 +112,10 @@ def print_store(num_rows: int) -> None:
             make(path, num_rows, group, "snappy")
             bucket.put(path.name, path.read_bytes())
             for way in ("by place", "pyarrow, groups kept"):
-                order = random.Random(1).sample(range(num_rows), FEW)
                 bucket.seen()
-                WAYS[way](f"{bucket.address}/{path.name}", order, lambda size: [slice(0, size)])
+                command = [sys.executable, __file__, "--case", way, "few", f"{bucket.address}/{path.name}"]
+                with tempfile.TemporaryDirectory() as blocks:
+                    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "TMPDIR": blocks})
                 counts = bucket.seen().counts
                 times = counts["bytes read"] / FEW / (path.stat().st_size / num_rows)
                 print(f"| parquet | {group:,} | {way} | {counts['GET'] / FEW:.2f} | {times:,.1f} × |", flush=True)
@@ -125,11 +126,10 @@ WAYS = {"by place": by_place, "pyarrow, groups kept": by_groups, "pyarrow, sorte
 
 def run_case(way: str, stage: str, path: str) -> None:
     """Print microseconds of CPU a row, and the peak of memory in MB."""
-    rows = int(Path(path).stem.split("-")[0])
-    order = [*range(rows)]
-    if stage == "write":
+    order = [*range(int(Path(path).stem.split("-")[0]))]
+    if stage != "measure":
         random.Random(1).shuffle(order)
-    order = order[: FEW if way == "pyarrow, groups kept" and stage == "write" else None]
+    order = order[: FEW if stage == "few" or (way == "pyarrow, groups kept" and stage == "write") else None]
     ends = (
         (lambda size: [slice(0, 1024), slice(size - 1024, size)])
         if stage == "measure"
@@ -141,32 +141,20 @@ def run_case(way: str, stage: str, path: str) -> None:
     print(1e6 * (time.process_time() - start) / len(order), peak)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=100_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--case", nargs=3, help="way, stage and file: one process of this benchmark")
-    parser.add_argument("--store", action="store_true", help="requests and bytes of a store")
-    arguments = parser.parse_args()
-    if arguments.store:
-        return print_store(arguments.rows)
-    if arguments.case:
-        run_case(*arguments.case)
-        return
+def print_disk(num_rows: int, num_rounds: int) -> None:
+    """Print what each way costs, for each kind of file on the disk."""
     kinds = [("parquet", group, codec) for group in (100, 1_000) for codec in ("snappy", "none")]
     print("| file | rows a group | codec | stage | way | µs CPU a row | peak MB |\n|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         for end, group, codec in [*kinds, ("arrow", 1_000, "none")]:
-            path = Path(folder, f"{arguments.rows}-{group}-{codec}.{end}")
-            maker = Process(
-                target=make, args=(path, arguments.rows, group, codec)
-            )  # its memory is none of the readers'
+            path = Path(folder, f"{num_rows}-{group}-{codec}.{end}")
+            maker = Process(target=make, args=(path, num_rows, group, codec))  # its memory is none of the readers'
             maker.start()
             maker.join()
             ways = [*WAYS] if end == "parquet" else ["by place"]
             cases = [("by place", "measure"), *((way, "write") for way in ways)]
             found: dict[tuple[str, str], list[tuple[float, float]]] = {case: [] for case in cases}
-            for _ in range(arguments.rounds):
+            for _ in range(num_rounds):
                 for case in cases:
                     command = [sys.executable, __file__, "--case", *case, str(path)]
                     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
@@ -176,6 +164,21 @@ def main() -> None:
                 cpu, peak = min(figures)
                 print(f"| {end} | {group:,} | {codec} | {stage} | {way} | {cpu:,.0f} | {peak:,.0f} |", flush=True)
             path.unlink()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--case", nargs=3, help="way, stage and file: one process of this benchmark")
+    parser.add_argument("--store", action="store_true", help="requests and bytes of a store")
+    arguments = parser.parse_args()
+    if arguments.store:
+        print_store(arguments.rows)
+    elif arguments.case:
+        run_case(*arguments.case)
+    else:
+        print_disk(arguments.rows, arguments.rounds)
 
 
 if __name__ == "__main__":

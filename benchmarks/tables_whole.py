@@ -17,6 +17,7 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +50,10 @@ def rows(num_rows: int) -> Iterator[tuple[int, str, int]]:
 
 def make_table(path: Path, num_rows: int, images: list[bytes]) -> None:
     opened = pa.OSFile(str(path), "wb")
-    with opened, pq.ParquetWriter(opened, SCHEMA) if path.suffix == ".parquet" else pa.ipc.new_file(opened, SCHEMA) as to:
+    with (
+        opened,
+        pq.ParquetWriter(opened, SCHEMA) if path.suffix == ".parquet" else pa.ipc.new_file(opened, SCHEMA) as to,
+    ):
         batch: list[dict[str, object]] = []
         for number, answer, picture in rows(num_rows):
             image = {"bytes": images[picture], "path": f"{number}.jpg"}
@@ -76,17 +80,14 @@ def make_csv(folder: Path, num_rows: int, images: list[bytes]) -> None:
 
 
 def make_tars(folder: Path, num_rows: int, images: list[bytes]) -> None:
-    tars = {}
-    for number, answer, picture in rows(num_rows):
-        tar = tars.setdefault(number // 10_000, None) or tarfile.open(folder / f"{number // 10_000:06}.tar", "w")
-        tars[number // 10_000] = tar
-        turns = [{"role": "user", "content": "<image>What is this?"}, {"role": "assistant", "content": answer}]
-        for end, data in (("json", json.dumps({"messages": turns}).encode()), ("jpg", images[picture])):
-            info = tarfile.TarInfo(f"{number:08}.{end}")
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    for tar in tars.values():
-        tar.close()
+    for number, some in groupby(rows(num_rows), key=lambda row: row[0] // 10_000):
+        with tarfile.open(folder / f"{number:06}.tar", "w") as tar:
+            for key, answer, picture in some:
+                turns = [{"role": "user", "content": "<image>What is this?"}, {"role": "assistant", "content": answer}]
+                for end, data in (("json", json.dumps({"messages": turns}).encode()), ("jpg", images[picture])):
+                    info = tarfile.TarInfo(f"{key:08}.{end}")
+                    info.size = len(data)
+                    tar.addfile(info, io.BytesIO(data))
 
 
 def run_once(source: Path, processor: str) -> None:
@@ -102,21 +103,13 @@ def run_once(source: Path, processor: str) -> None:
     print(used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=100_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--texts", action="store_true", help="CSVs of texts alone")
-    parser.add_argument("--once", nargs=2, help="a source and a processor: one process of this benchmark")
-    arguments = parser.parse_args()
-    if arguments.once:
-        return run_once(Path(arguments.once[0]), arguments.once[1])
+def compare(num_rows: int, num_rounds: int, texts: bool) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder, images = Path(temporary), pictures()
         processor = make_demo(folder / "demo")[1]
         sources: dict[str, tuple[Path, int]] = {}
-        if arguments.texts:
-            for number in (arguments.rows // 10, arguments.rows):
+        if texts:
+            for number in (num_rows // 10, num_rows):
                 (path := folder / f"texts-{number}").mkdir()
                 make_csv(path, number, [])
                 sources[f"CSV of {number:,} texts"] = path, number
@@ -124,13 +117,13 @@ def main() -> None:
             for name in ("tars", "parquet", "arrow", "csv"):
                 (path := folder / name).mkdir()
                 if name in ("parquet", "arrow"):
-                    make_table(path / f"all.{name}", arguments.rows, images)
+                    make_table(path / f"all.{name}", num_rows, images)
                 else:
-                    (make_tars if name == "tars" else make_csv)(path, arguments.rows, images)
-                sources[name] = path, arguments.rows
+                    (make_tars if name == "tars" else make_csv)(path, num_rows, images)
+                sources[name] = path, num_rows
         print("| source | rows | CPU s, by turns | µs CPU a row, the best | peak MB |\n|---|---|---|---|---|")
         found: dict[str, list[tuple[float, float]]] = {name: [] for name in sources}
-        for _ in range(arguments.rounds):
+        for _ in range(num_rounds):
             for name, (source, _) in sources.items():
                 command = [sys.executable, __file__, "--once", str(source), processor]
                 printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
@@ -140,6 +133,19 @@ def main() -> None:
             turns = " · ".join(f"{cpu:.1f}" for cpu, _ in figures)
             each, peak = 1e6 * min(figures)[0] / sources[name][1], max(peak for _, peak in figures)
             print(f"| {name} | {sources[name][1]:,} | {turns} | {each:,.0f} | {peak:,.0f} |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--texts", action="store_true", help="CSVs of texts alone")
+    parser.add_argument("--once", nargs=2, help="a source and a processor: one process of this benchmark")
+    arguments = parser.parse_args()
+    if arguments.once:
+        run_once(Path(arguments.once[0]), arguments.once[1])
+    else:
+        compare(arguments.rows, arguments.rounds, arguments.texts)
 
 
 if __name__ == "__main__":

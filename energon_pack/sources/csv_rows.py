@@ -12,6 +12,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +23,7 @@ from energon_pack.run.lru_cache import LruCache
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.jsonl.line_index import BYTE_ORDER_MARK, NUL_DAMAGE, index_table
-from energon_pack.sources.named_bytes import medium_at, row_as_json
+from energon_pack.sources.named_bytes import item_of, medium_at, parsed_base64_list, row_as_json
 from energon_pack.sources.open_tables import OpenTables, as_pack_errors
 from energon_pack.sources.other_formats import open_uncompressed, other_format
 from energon_pack.sources.storage import File, InMemory
@@ -34,7 +35,7 @@ _QUOTE, _LF, _CR = b'"\n\r'
 _CALLED = {",": ",", ";": ";", "\t": "tab"}  # what may separate cells, and its name
 csv.field_size_limit(max(csv.field_size_limit(), _MAX_ROW_BYTES))  # it is 128 KiB by default
 
-_Places = tuple[np.ndarray, np.ndarray]  # offsets and sizes
+_RecordPlaces = tuple[np.ndarray, np.ndarray]  # offsets and sizes
 
 
 class Records:
@@ -51,7 +52,7 @@ class Records:
         self._last = -2  # offset of the last quote that opened or closed a cell
         self._before = _LF  # the byte before the next block
 
-    def places(self) -> Iterator[_Places]:
+    def places(self) -> Iterator[_RecordPlaces]:
         """Yield the places of records, block by block, without ends of lines; empty records have none."""
         start, offset, held = self._start, self._start, b""
         while data := self._file.read(offset, _BLOCK_BYTES):
@@ -68,7 +69,7 @@ class Records:
                 yield _filled(starts[:-1], ends - starts[:-1])
         yield _filled(np.array([start]), np.array([self._file.size - start]))
 
-    def _ends(self, block: np.ndarray, base: int) -> _Places:
+    def _ends(self, block: np.ndarray, base: int) -> _RecordPlaces:
         """Return the places of the ends of lines in a block that are not in quotes: LF, CR, or both."""
         was_open = self.is_open
         quotes = self._quotes(block, base)
@@ -103,7 +104,7 @@ class Records:
                 yield place
 
 
-def _filled(offsets: np.ndarray, sizes: np.ndarray) -> _Places:
+def _filled(offsets: np.ndarray, sizes: np.ndarray) -> _RecordPlaces:
     return offsets[sizes > 0], sizes[sizes > 0]
 
 
@@ -117,13 +118,17 @@ class CsvTable:
     #: where the record behind the header begins
     start: int
 
-    def cells(self, raw: bytes) -> dict[str, str]:
-        """Return the cells of a record that are not empty, by their columns; raises Skip if it is no such record."""
+    def cells(self, raw: bytes) -> dict[str, str | list[str]]:
+        """Return the cells of a record that are not empty, by their columns; raises Skip if it is no such record.
+
+        A cell that is a list of images in base64 is a list.
+        """
         cells, names = _split(raw, self.delimiter), self.columns
         if len(cells) < len(names) or any(cells[len(names) :]):
             named, found = f"{len(names)} columns ({', '.join(names)[:80]})", ", ".join(cells)[:80]
             raise Skip(Reason.INVALID_JSON, f"{len(cells)} cells for {named}: {found!r}")
-        return {name: cell for name, cell in zip(names, cells, strict=False) if name and cell}
+        called = zip(names, cells, strict=False)
+        return {name: parsed_base64_list(cell) or cell for name, cell in called if name and cell}
 
 
 def _split(raw: bytes, delimiter: str) -> list[str]:
@@ -176,14 +181,14 @@ def _read_table(path: str, file: File) -> CsvTable:
     return CsvTable(name, delimiter, columns, end)
 
 
-def _all_places(records: Records) -> _Places:
+def _all_places(records: Records) -> _RecordPlaces:
     offsets, sizes = zip(*records.places(), strict=True)
     return np.concatenate(offsets), np.concatenate(sizes)
 
 
 _open_tables = OpenTables(_read_table)
 #: path and version of a file → the places of its records
-_kept_places: LruCache[tuple[str, str], _Places] = LruCache(256 << 20, lambda places: 2 * places[0].nbytes)
+_kept_places: LruCache[tuple[str, str], _RecordPlaces] = LruCache(256 << 20, lambda places: 2 * places[0].nbytes)
 
 
 def csv_of(path: str) -> CsvTable:
@@ -204,7 +209,7 @@ def index_csv(path: str) -> pa.Table:
         table = csv_of(path)
         records = Records(file, table.start, table.delimiter)
         offsets, sizes = _all_places(records)
-        bad = _rest(file, table, records, offsets, sizes)
+        bad = _why_cut(file, table, records, offsets, sizes)
     if not table.columns:
         offsets, sizes, bad = np.array([0]), np.array([file.size]), ["it is empty"]
     damage = [] if records.nul is None else [(records.nul, NUL_DAMAGE)]
@@ -212,7 +217,7 @@ def index_csv(path: str) -> pa.Table:
     return index_table(np.arange(len(offsets)), offsets, sizes, digest, bad, damage)
 
 
-def _rest(file: File, table: CsvTable, records: Records, offsets: np.ndarray, sizes: np.ndarray) -> list[str]:
+def _why_cut(file: File, table: CsvTable, records: Records, offsets: np.ndarray, sizes: np.ndarray) -> list[str]:
     """Return why the last record can't be read, if it is cut, or begins a cell in quotes that has no end."""
     if records.is_open:
         return [f"record {len(offsets) - 1} has a quote without an end, and all behind it is in this cell"]
@@ -256,4 +261,4 @@ def open_cell(path: str, key: str) -> File:
         raise KeyError(key)
     row = int(number)
     cells = table.cells(file.read(int(offsets[row]), min(int(sizes[row]), _MAX_ROW_BYTES)))
-    return InMemory(medium_at(way, lambda value, step: (cells if value is None else value)[step]), file.version)
+    return InMemory(medium_at(way, partial(item_of, cells)), file.version)

@@ -14,7 +14,7 @@ from energon_pack.run.lru_cache import LruCache
 from energon_pack.run.plain_data import json_value
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources.named_bytes import medium_at
+from energon_pack.sources.named_bytes import item_of, medium_at
 from energon_pack.sources.other_formats import TABLE_SUFFIXES
 from energon_pack.sources.storage import File, InMemory, open_file, read_ahead, state_of
 
@@ -66,12 +66,7 @@ def _open_base64(path: str, key: str) -> InMemory:
         raise KeyError(key)
     with open_file(path) as file:
         value = json_value(file.read(int(offset), min(int(size), file.size)))
-        return InMemory(medium_at(way, partial(_item_at, value)), file.version)
-
-
-def _item_at(line: Any, value: Any, step: str) -> Any:
-    value = line if value is None else value
-    return value[int(step) if isinstance(value, list) else step]
+        return InMemory(medium_at(way, partial(item_of, value)), file.version)
 
 
 def open_zip_member(archive: str, name: str) -> InMemory:

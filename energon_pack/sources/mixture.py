@@ -74,10 +74,8 @@ def read_yaml_object(path: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def mixture_entries(path: str, value: Mapping[str, Any]) -> list[Entry] | None:
-    """Read the entries of a mixture from a YAML file (its path and content); None: the content is no mixture."""
-    if "mixture" not in value:
-        return None
+def mixture_entries(path: str, value: Mapping[str, Any]) -> list[Entry]:
+    """Read the entries of a mixture from a YAML file: its path and content."""
     listed = value["mixture"]
     if not isinstance(listed, list) or not listed:
         raise PackError(f"{path}: mixture is no list of entries: {str(listed)[:80]}")

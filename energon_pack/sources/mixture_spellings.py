@@ -50,7 +50,7 @@ class _NotThere(PackError):
 
 
 @dataclass(frozen=True)
-class _Places:
+class _NamedPlaces:
     """Finds what a mixture of another tool names: in the mixture's folder, or in that of the run."""
 
     cwd: str
@@ -79,7 +79,7 @@ def read_mixture(path: str, settings: SourceConfig, cwd: str) -> list[Entry] | N
 
     `cwd`: where the paths in it are looked for, too; our own spelling has paths beside the file alone.
     """
-    path, places = os.path.expanduser(path), _Places(cwd, media_map_of(settings.media_map), settings.remote_media)
+    path, places = os.path.expanduser(path), _NamedPlaces(cwd, media_map_of(settings.media_map), settings.remote_media)
     value = read_yaml_object(path) or {}
     if "mixture" in value:
         return mixture_entries(path, value)
@@ -100,7 +100,7 @@ def read_mixture(path: str, settings: SourceConfig, cwd: str) -> list[Entry] | N
 
 
 def _file_entries(
-    path: str, meta: dict[str, dict[str, Any]], keys: Sequence[str], names: Sequence[str] | None, places: _Places
+    path: str, meta: dict[str, dict[str, Any]], keys: Sequence[str], names: Sequence[str] | None, places: _NamedPlaces
 ) -> Iterator[Entry]:
     """Yield an entry for each file of InternVL's meta or LLaVA-OneVision's YAML.
 
@@ -152,7 +152,7 @@ def _taken_rows(where: str, strategy: Any) -> TakenRows | None:
     )
 
 
-def _energon_entries(path: str, splits: Any, split: str, places: _Places, depth: int = 0) -> Iterator[Entry]:
+def _energon_entries(path: str, splits: Any, split: str, places: _NamedPlaces, depth: int = 0) -> Iterator[Entry]:
     """Yield the entries of a split of a Metadataset, and of those that it names.
 
     They have weights that sum to 1, or epochs; a single dataset has neither.

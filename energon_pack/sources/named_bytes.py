@@ -23,11 +23,17 @@ _BASE64_START = (
 #: beginnings of a data: URI, and of an image, a sound or a clip in base64
 _BASE64 = re.compile(_BASE64_START)
 _BASE64_IN_JSON = re.compile(rf'"(?:{_BASE64_START})'.encode())
+_LIST_OF_BASE64 = re.compile(rf"\s*\[\s*['\"](?:{_BASE64_START})")
 
 
 def may_have_base64(raw: bytes) -> bool:
     """Tell, without parsing the JSON, whether it may hold an image, a sound or a clip in base64."""
     return _BASE64_IN_JSON.search(raw) is not None
+
+
+def parsed_base64_list(text: str) -> list[str] | None:
+    """Return the texts of a list of media in base64, as JSON or Python writes it; None: the text is no such list."""
+    return re.findall(r"['\"]([^'\"]*)['\"]", text) if _LIST_OF_BASE64.match(text) else None
 
 
 def name_media(value: Any, name: str) -> Any:
@@ -63,6 +69,12 @@ def value_at(way: Sequence[str], item: Callable[[Any, str], Any]) -> Any:
     except (IndexError, TypeError, ValueError, KeyError):
         raise KeyError("/".join(way)) from None
     return value
+
+
+def item_of(record: Any, value: Any, step: str) -> Any:
+    """Return an item of a list or mapping of a record, by its key; `value` None: of the record itself."""
+    value = record if value is None else value
+    return value[int(step) if isinstance(value, list) else step]
 
 
 def decoded_medium(way: Sequence[str], medium: Any) -> bytes:

@@ -50,7 +50,12 @@ def find_source(settings: SourceConfig, path: Any, cwd: str | None = None) -> So
         cwd: the folder in which packing was started, for the paths in mixtures of other tools; None: this one.
     """
     if entries := _read_entries(settings, path, cwd or os.getcwd()):
-        return _find_mixture(settings, entries)
+        return _find_mixture(settings, entries, cwd or os.getcwd())
+    return _find_plain(settings, path)
+
+
+def _find_plain(settings: SourceConfig, path: str | Sequence[str]) -> Source:
+    """Find the files of a source that is no mixture; errors as `find_source`."""
     listed = [path] if isinstance(path, str) else path
     if settings.format != Format.auto:
         return find_files(_finder_of(settings), listed)
@@ -92,17 +97,19 @@ def _read_entries(settings: SourceConfig, path: Any, cwd: str) -> list[Entry] | 
     return entries and check_entries(path, entries)
 
 
-def _find_mixture(settings: SourceConfig, entries: Sequence[Entry]) -> Source:
+def _find_mixture(settings: SourceConfig, entries: Sequence[Entry], cwd: str) -> Source:
     """Find the files of all entries; if there are several, ids of samples begin with the name of their entry."""
     parts, entry_of, seen = [], dict[str, int](), dict[str, tuple[str, TakenRows | None]]()
     alone = replace(settings, format=Format.auto.value)
     for number, entry in enumerate(entries):
         own = read_entry_settings(f"mixture: {entry.name}", entry.own, settings.reading)
+        reading = _with_entry_reading(replace(alone, **entry.settings), own)
         try:
-            part = find_source(_with_entry_reading(replace(alone, **entry.settings), own), entry.path)
+            is_mixture = _read_entries(reading, entry.path, cwd) is not None
+            part = None if is_mixture else _find_plain(reading, entry.path)
         except PackError as error:
             raise PackError(f"mixture: {entry.name}: {error}") from None
-        if part.mixture is not None:
+        if part is None:
             raise PackError(f"mixture: {entry.name} is a mixture itself: write its entries here")
         if entry.taken is not None and len(part.shards) > 1:
             raise PackError(f"mixture: {entry.name}: {entry.path} has several files: rows are taken of one, name it")
@@ -118,8 +125,8 @@ def _find_mixture(settings: SourceConfig, entries: Sequence[Entry]) -> Source:
                 twice = f"mixture: {shard.path} is in {other} and in {entry.name}"
                 if not entry.may_repeat:
                     raise PackError(f"{twice}: one of them may have it")
-                if taken is None or entry.taken is None or taken == entry.taken:
-                    say(f"{twice}: its samples are packed for both")
+                what = "its samples are" if taken == entry.taken else "a row that both take is"
+                say(f"{twice}: {what} packed for both")
         shards = [replace(shard, name=f"{before}{shard.name}", own=own) for shard in part.shards]
         entry_of |= {shard.name: number for shard in shards}
         parts.append(replace(part, shards=shards))

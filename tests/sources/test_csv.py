@@ -5,6 +5,7 @@ import csv
 import io
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,18 @@ def test_images_in_base64_are_named_by_their_record(tmp_path: Path) -> None:
     for key in ("2/image", "1/picture", "x/image"):
         with pytest.raises(KeyError):
             csv_rows.open_cell(str(tmp_path / "a.tsv"), key)
+
+
+@pytest.mark.parametrize("written", [repr, json.dumps], ids=["Python", "JSON"])
+def test_a_list_of_images_in_base64_is_one_cell(tmp_path: Path, written: Callable[[Any], str]) -> None:
+    """As the TSVs of VLMEvalKit that have several images a question: each was a path that nobody has."""
+    images = [base64.b64encode(image + bytes(300)).decode() for image in (PNG, WIDE)]
+    cell = written(images).replace('"', '""')
+    found = read_text(tmp_path / "a.tsv", f'image\tquestion\tanswer\n"{cell}"\t<image>or<image>?\ta\n')
+    assert found == {"0": (["<image>or<image>?", "a"], [PNG + bytes(300), WIDE + bytes(300)])}
+    assert csv_rows.open_cell(str(tmp_path / "a.tsv"), "0/image/1").read(0, 99) == (WIDE + bytes(300))[:99]
+    with pytest.raises(KeyError):
+        csv_rows.open_cell(str(tmp_path / "a.tsv"), "0/image/2")
 
 
 def test_a_huge_cell_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,6 +122,26 @@ def test_an_entry_may_be_whatever_a_path_is(tmp_path: Path, capsys: pytest.Captu
         find(meta)
 
 
+def test_a_mixture_that_names_a_mixture_is_refused(tmp_path: Path) -> None:
+    """One that names itself was read until Python had no stack left."""
+    meta = write_meta(tmp_path / "meta.json", a={"annotation": "meta.json"})
+    ours = tmp_path / "ours.yaml"
+    ours.write_text("mixture: [{path: ours.yaml}]")
+    for path in (meta, str(ours)):
+        with pytest.raises(PackError, match="is a mixture itself: write its entries here"):
+            find(path)
+
+
+def test_rows_that_two_entries_may_share_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first ten rows were packed twice, without a word."""
+    write_rows(tmp_path / "a.jsonl", 20)
+    first = {"json_path": "a.jsonl", "sampling_strategy": "first:10"}
+    path = tmp_path / "data.yaml"
+    path.write_text(json.dumps({"datasets": [first, {"json_path": "a.jsonl"}]}))
+    assert {name: len(keys) for name, keys in keys_of(find(str(path))).items()} == {"a/a.jsonl": 10, "a-2/a.jsonl": 20}
+    assert "a.jsonl is in a and in a-2: a row that both take is packed for both" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
