@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from energon_pack import LazyPackedDataset
+from energon_pack import LazyPackedDataset, StreamingPackedDataset
 from energon_pack.config import PackConfig, Stage
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.online.user_dataset import UserSamples
@@ -195,6 +195,12 @@ def test_documents_in_memory(config: Make, tmp_path: Path, demo: tuple[Path, Pat
     assert packs.report is not None
     assert (packs.report.samples_packed, packs.report.removed) == (4, {"pictures": 3, "documents": 2})
     assert sum(len(pack.members) for pack in (packs[number] for number in range(len(packs)))) == 4
+    stream = StreamingPackedDataset(made, sources=[items], replacement=False)
+    assert sum(len(pack.members) for pack in stream) == 4
+    assert stream.statistics()["removed"] == 3, "a stream removed places, and said it nowhere"
+    again = StreamingPackedDataset(made, sources=[items], replacement=False, states=[stream.state_dict()])
+    next(iter(again), None)
+    assert again.statistics()["removed"] == 3
 
 
 @pytest.mark.slow

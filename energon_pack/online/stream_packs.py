@@ -123,8 +123,8 @@ def _check_weights(sizes: Sequence[int], weights: Sequence[float]) -> None:
 
 
 #: counts over all packs that were yielded; `dropped`: members that could not be encoded; `excess`: tokens beyond
-#: `max_token_len` in longer packs
-COUNTERS = ("packs", "samples", "tokens", IMAGE.plural, "dropped", "longest_wait", "excess")
+#: `max_token_len` in longer packs; `removed`: pictures that are missing, whose places were removed
+COUNTERS = ("packs", "samples", "tokens", IMAGE.plural, "dropped", "longest_wait", "excess", "removed")
 _COUNTER_COLUMNS = {name: i for i, name in enumerate((*COUNTERS, *Reason))}
 _MAX_WORKERS = 1024
 
@@ -182,7 +182,7 @@ class OnlinePacks(Iterator[Pack]):
             pack = self._encoder.encode(f"{self._name}/{self._pool.num_packs - 1}", members) if members else None
             self._add_to_counters(dropped=len(members) if pack is None else len(pack.dropped))
             if pack is not None:
-                self._count_pack(pack)
+                self._count_pack(pack, sum(member.num_removed for member in members))
                 return replace(pack, dropped=[*dropped, *pack.dropped])
 
     def state(self) -> dict[str, Any]:
@@ -191,16 +191,15 @@ class OnlinePacks(Iterator[Pack]):
             "positions": [asdict(position) for position in self._draws.positions],
             "has_ended": self._has_ended,
             "pool": self._pool.state(),
-            "counted": self._counters.tolist(),
+            "counted": dict(zip(_COUNTER_COLUMNS, self._counters.tolist(), strict=True)),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Resume from a `state` of this lane; the draws already have its `positions`."""
         self._has_ended = state["has_ended"]
         self._pool.load(state["pool"])
-        counted = torch.tensor(state["counted"], device="cpu")
-        self._counters.zero_()
-        self._counters[: len(counted)] = counted  # an earlier version knew fewer reasons
+        counted: dict[str, int] = state["counted"]  # an earlier version knew fewer
+        self._counters.copy_(torch.tensor([counted.get(name, 0) for name in _COUNTER_COLUMNS], device="cpu"))
 
     def _fill_pool(self) -> None:
         while not self._has_ended and (missing := self._pool.num_missing):
@@ -244,11 +243,12 @@ class OnlinePacks(Iterator[Pack]):
         if self._num_skipped_in_row > sum(map(len, self._datasets)):
             raise PackError(f"none of the samples drawn can be packed: {skip}")
 
-    def _count_pack(self, pack: Pack) -> None:
+    def _count_pack(self, pack: Pack, num_removed: int) -> None:
         tokens = sum(len(member.tokens) for member in pack.members)
         more = max(0, tokens - self._measuring.packing.max_token_len)
         images = sum(member.num_images for member in pack.members)
-        self._add_to_counters(packs=1, samples=len(pack.members), tokens=tokens, excess=more, **{IMAGE.plural: images})
+        counts = {"packs": 1, "samples": len(pack.members), "tokens": tokens, "excess": more, "removed": num_removed}
+        self._add_to_counters(**counts, **{IMAGE.plural: images})
         self._counters[_COUNTER_COLUMNS["longest_wait"]] = self._pool.longest_wait
 
     def _add_to_counters(self, **counts: int) -> None:

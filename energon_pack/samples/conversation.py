@@ -158,5 +158,6 @@ class ReadSample(NamedTuple):
             video_frames=frames,
             token_len=token_len,
             options=self.options,
+            num_removed=len(self.removed),
             **media_fields(by_kind),
         )
