@@ -48,7 +48,7 @@ def dotted_key_message(path: str, name: str, number: int) -> str:
         f"{path}: {name}{more} can't be read as a sample: a key ends at the first dot of a name, as in"
         f" Energon, so its key is {key!r} and its part {part!r}, where a sample has {part.rpartition('.')[2]!r}."
         " If it is none, leave it out, or source.on_damaged=keep does; else write the tar anew, with no dot in its"
-        " names but the last"
+        " names but the last, or its texts in a N.json beside the N of the media"
     )
 
 

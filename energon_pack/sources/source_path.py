@@ -37,6 +37,7 @@ from energon_pack.sources.table_files import TableFinder, is_parquet, say_left_o
 from energon_pack.sources.table_shard import TableShard
 
 _MEDIA_FILE = re.compile(rf"(?i)\.({'|'.join(MEDIA_EXTENSIONS)})$")
+_LMDB_FILE = re.compile(r"(?i)(\.lmdb|data\.mdb)$")
 TAR_FILE = re.compile(r"(?i)\.(tar|tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|zstd|lz4))$")
 
 
@@ -191,10 +192,19 @@ def find_forms(entry: str) -> EntryForms:
         )
     if not forms:
         raise PackError(
-            f"source.path={entry}: no *.tar, *.jsonl, *.parquet, *.arrow, *.csv or *.tsv there; LMDB and others are not"
-            " read: write lines of JSON of them"
+            f"source.path={entry}: no *.tar, *.jsonl, *.parquet, *.arrow, *.csv or *.tsv there; other forms are not"
+            f" read: write lines of JSON of them{_lmdb_advice(folders)}"
         )
     return EntryForms([form for form in Format if form in forms], stems)
+
+
+def _lmdb_advice(folders: Sequence[str]) -> str:
+    """Return what to do about an LMDB in one of the folders."""
+    found = next((file for folder in folders for file in walk(folder, _LMDB_FILE)), None)
+    if found is None:
+        return ""
+    name = os.path.join(*found.split("/")[-2:])
+    return f'; an LMDB is no list of samples: a line names its values, as {{"messages": [], "images": ["{name}::KEY"]}}'
 
 
 def source_line(source: Source, num_samples: int | None = None) -> str:
