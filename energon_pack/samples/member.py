@@ -65,10 +65,10 @@ class MemberInput:
     shared: Shared = NOTHING_SHARED
     #: media of kinds that packages add, by kind
     others: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    #: number of pictures that are missing, and whose places were removed
-    num_removed: int = 0
     #: what the model is fed of it; None: nobody has tokenized it yet
     tokens: MemberTokens | None = None
+    #: number of pictures that are missing, and whose places were removed
+    num_removed: int = 0
 
     @property
     def media(self) -> dict[str, Sequence[Any]]:

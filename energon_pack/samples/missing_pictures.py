@@ -39,7 +39,7 @@ def found_pictures(record: Record, setting: MissingMedia, find: Callable[[str], 
         Skip: a picture is missing, and `setting` is not `remove`; or it can't be read.
     """
     [message], names = record.messages, iter(_listed(record))
-    found, kept, removed = list[Found](), list[Message](), list[str]()
+    pictures, kept, removed = list[Found](), list[Message](), list[str]()
     for part in message["content"]:
         if part["type"] == "text":
             kept.append(part)
@@ -48,7 +48,7 @@ def found_pictures(record: Record, setting: MissingMedia, find: Callable[[str], 
         try:
             if not name:
                 raise Skip(Reason.MISSING_MEDIA, "a place of the document has no text, and no picture either")
-            found.append(find(name))
+            pictures.append(find(name))
             kept.append(part)
         except Skip as skip:
             if skip.reason not in _REASONS:
@@ -58,13 +58,13 @@ def found_pictures(record: Record, setting: MissingMedia, find: Callable[[str], 
             removed.append(name)
     if removed:
         kept, gone = [*with_joined_texts(kept)], {*removed}
-        left = [name for name in _listed(record) if name not in gone]
+        names_left = [name for name in _listed(record) if name not in gone]
         text = "".join(part.get("text", "") for part in kept)
-        if not left and not text.strip():
+        if not names_left and not text.strip():
             raise Skip(Reason.NO_MESSAGES, "it has no text, and its pictures are missing")
-        message = {**message, "content": kept if left else text}
-        record = replace(record, messages=[message], listed_media=left, removed=removed)
-    return record, found
+        message = {**message, "content": kept if names_left else text}
+        record = replace(record, messages=[message], listed_media=names_left, removed=removed)
+    return record, pictures
 
 
 def _listed(record: Record) -> list[str]:

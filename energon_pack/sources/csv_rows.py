@@ -125,8 +125,8 @@ class CsvTable:
         """
         cells, names = _split(raw, self.delimiter), self.columns
         if len(cells) < len(names) or any(cells[len(names) :]):
-            named, found = f"{len(names)} columns ({', '.join(names)[:80]})", ", ".join(cells)[:80]
-            raise Skip(Reason.INVALID_JSON, f"{len(cells)} cells for {named}: {found!r}")
+            named, shown = f"{len(names)} columns ({', '.join(names)[:80]})", ", ".join(cells)[:80]
+            raise Skip(Reason.INVALID_JSON, f"{len(cells)} cells for {named}: {shown!r}")
         called = zip(names, cells, strict=False)
         return {name: parsed_base64_list(cell) or cell for name, cell in called if name and cell}
 
@@ -163,8 +163,8 @@ def _read_table(path: str, file: File) -> CsvTable:
     if end == len(head) and (records.is_open or end < file.size):
         raise ValueError(f"its first line, which names the columns, has no end: {head[start : start + 80]!r}")
     header = head[offsets[0] : end]
-    others = [each for each in _CALLED if each.encode() in header]
-    delimiter = others[0] if usual not in others and len(others) == 1 else usual
+    delimiters = [each for each in _CALLED if each.encode() in header]
+    delimiter = delimiters[0] if usual not in delimiters and len(delimiters) == 1 else usual
     try:
         columns = [column.strip() for column in _split(header, delimiter)]
     except Skip as skip:
@@ -232,12 +232,12 @@ def first_csv_rows(path: str, number: int) -> list[tuple[int, int]]:
     """Return offset and size of the first records behind the header."""
     table = csv_of(path)
     with open_uncompressed(path) as file:
-        found: list[tuple[int, int]] = []
+        places: list[tuple[int, int]] = []
         for offsets, sizes in Records(file, table.start, table.delimiter).places():
-            found += zip(offsets.tolist(), sizes.tolist(), strict=True)
-            if len(found) >= number:
+            places += zip(offsets.tolist(), sizes.tolist(), strict=True)
+            if len(places) >= number:
                 break
-    return found[:number]
+    return places[:number]
 
 
 def csv_row(path: str, file: File, number: int, offset: int, size: int) -> bytes:

@@ -68,10 +68,10 @@ class _NamedPlaces:
         if (named_here := mapped_name(os.path.expanduser(named), self.media_map)) == named:
             refuse_other_store(where, named, folders[0], self.remote_media)
         places = [*dict.fromkeys(absolute_in(folder, named_here) for folder in folders)]
-        found = next((place for place in places if is_address(place) or os.path.exists(place) or glob(place)), None)
-        if found is None:
+        place = next((place for place in places if is_address(place) or os.path.exists(place) or glob(place)), None)
+        if place is None:
             raise _NotThere(f"{where}: no {', and no '.join(places)} ({map_advice(os.path.dirname(named) or named)})")
-        return found
+        return place
 
 
 def read_mixture(path: str, settings: SourceConfig, cwd: str) -> list[Entry] | None:
@@ -169,8 +169,8 @@ def _energon_entries(path: str, splits: Any, split: str, places: _NamedPlaces, d
         _refuse_keys(where, item, "path", "split_part", key, *_ENERGON_HARMLESS)
     if harmless := [name for name in _ENERGON_HARMLESS if any(name in item for item in items)]:
         say(f"{path}: for Energon's loader, and not read: {', '.join(harmless)}")
-    given = [read_number(where, item, key) for item in items]
-    factors = [1.0 if number is None else number for number in given]
+    numbers = [read_number(where, item, key) for item in items]
+    factors = [1.0 if number is None else number for number in numbers]
     total = sum(factors) if key == "weight" else 1.0
     for item, factor in zip(items, factors, strict=True):
         place = places.find(where, item.get("path"), places.around(path))
@@ -179,9 +179,9 @@ def _energon_entries(path: str, splits: Any, split: str, places: _NamedPlaces, d
         alone = Entry("", place, None, None, settings=of_source, weight_of="samples")
         nested = [alone] if inside is None else _energon_entries(place, inside.get("splits"), part, places, depth + 1)
         for entry in nested:
-            own = entry.epochs if entry.weight is None else entry.weight
-            times = (1.0 if own is None else own) * factor / (total or 1.0)
-            if key and own is not None and (entry.weight is None) is (key == "weight"):
+            nested_times = entry.epochs if entry.weight is None else entry.weight
+            times = (1.0 if nested_times is None else nested_times) * factor / (total or 1.0)
+            if key and nested_times is not None and (entry.weight is None) is (key == "weight"):
                 raise PackError(f"{where}: {item['path']} has weights, and {form} has none, or the other way round")
             if key:
                 entry = replace(entry, weight=times) if key == "weight" else replace(entry, epochs=times)

@@ -58,9 +58,9 @@ _FORMAT_BY_MAGIC = (
 )
 
 #: the extension of Parquet
-TABLE_SUFFIX = ".parquet"
+PARQUET_SUFFIX = ".parquet"
 #: the extensions of tables
-TABLE_SUFFIXES = (TABLE_SUFFIX, ".arrow", ".csv", ".tsv")
+TABLE_SUFFIXES = (PARQUET_SUFFIX, ".arrow", ".csv", ".tsv")
 #: names of tables; those that are compressed as a whole are refused
 TABLE_FILE = re.compile(r"(?i)\.(parquet|arrow|(csv|tsv)(\.(gz|bz2|xz|zst|lz4))?)$")
 

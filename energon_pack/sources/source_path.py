@@ -126,8 +126,8 @@ def _find_mixture(settings: SourceConfig, entries: Sequence[Entry], cwd: str) ->
                 twice = f"mixture: {shard.path} is in {other} and in {entry.name}"
                 if not entry.may_repeat:
                     raise PackError(f"{twice}: one of them may have it")
-                what = "its samples are" if taken == entry.taken else "a row that both take is"
-                say(f"{twice}: {what} packed for both")
+                subject = "its samples are" if taken == entry.taken else "a row that both take is"
+                say(f"{twice}: {subject} packed for both")
         shards = [replace(shard, name=f"{before}{shard.name}", own=own) for shard in part.shards]
         entry_of |= {shard.name: number for shard in shards}
         parts.append(replace(part, shards=shards))
@@ -165,7 +165,7 @@ def find_forms(entry: str) -> EntryForms:
     """Return the formats of the files of an entry of `source.path`, by their extensions (unknown ones: JSONL)."""
     _, folders, files = expand(entry)
     forms, stems = set(map(_form_of_file, files)), set[str]()
-    tables, others = list[str](), list[str]()
+    tables, unread = list[str](), list[str]()
     for folder in folders:
         tars = walk(folder, TAR_FILE)
         stems |= set(map(_tar_stem, tars))
@@ -175,16 +175,16 @@ def find_forms(entry: str) -> EntryForms:
                 f"source.path={entry}: {about} has the name of a tar beside it: source=wds reads the tars,"
                 " source=jsonl the lines, a list of globs in source.path both"
             )
-        forms |= {form for form, found in ((Format.wds, tars), (Format.jsonl, lines)) if found}
-        here, others_here = tables_in(folder, stems)
-        tables, others = tables + here, others + others_here
+        forms |= {form for form, present in ((Format.wds, tars), (Format.jsonl, lines)) if present}
+        here, unread_here = tables_in(folder, stems)
+        tables, unread = tables + here, unread + unread_here
     has_parquet = any(map(is_parquet, tables)) or Format.table in forms
     if not forms and not has_parquet and any(map(json_files, folders)):
         forms = {Format.jsonl}  # a *.json alone is read, several are named
     if forms and not has_parquet:
-        tables, others = [], others + tables
+        tables, unread = [], unread + tables
     forms |= {Format.table} if tables else set()
-    say_left_out(entry, others if forms else ())
+    say_left_out(entry, unread if forms else ())
     if not forms and (media := next((file for folder in folders for file in walk(folder, _MEDIA_FILE)), None)):
         raise PackError(
             f"source.path={entry}: media as {media}, and nothing that says what to train: a metadata.jsonl beside them"
@@ -200,10 +200,10 @@ def find_forms(entry: str) -> EntryForms:
 
 def _lmdb_advice(folders: Sequence[str]) -> str:
     """Return what to do about an LMDB in one of the folders."""
-    found = next((file for folder in folders for file in walk(folder, _LMDB_FILE)), None)
-    if found is None:
+    file = next((each for folder in folders for each in walk(folder, _LMDB_FILE)), None)
+    if file is None:
         return ""
-    name = os.path.join(*found.split("/")[-2:])
+    name = os.path.join(*file.split("/")[-2:])
     return f'; an LMDB is no list of samples: a line names its values, as {{"messages": [], "images": ["{name}::KEY"]}}'
 
 

@@ -13,7 +13,7 @@ from energon_pack.run.console import say
 from energon_pack.run.plain_data import json_value
 from energon_pack.sources.find import files_of_split, without_plans
 from energon_pack.sources.jsonl.row_files import RowFileFinder, files_of_samples, without_extensions
-from energon_pack.sources.other_formats import TABLE_FILE, TABLE_SUFFIX
+from energon_pack.sources.other_formats import PARQUET_SUFFIX, TABLE_FILE
 from energon_pack.sources.storage import folder_of, path_in, read_whole, walk
 
 #: kinds of tables: a folder's tables are those of the first kind that it has, for the others may be about these
@@ -28,21 +28,21 @@ class TableFinder(RowFileFinder):
     """Finds tables."""
 
     def files_in(self, folder: str) -> list[str]:
-        files, others = tables_in(folder, self._stems or ())
-        say_left_out(folder, others if self._stems is None else ())
+        files, unread = tables_in(folder, self._stems or ())
+        say_left_out(folder, unread if self._stems is None else ())
         return files_of_split(folder, files, self._settings.split, split_folders(folder))
 
 
-def say_left_out(entry: str, others: Collection[str]) -> None:
+def say_left_out(entry: str, unread: Collection[str]) -> None:
     """Print which tables of an entry of `source.path` are not read."""
-    if others:
-        named = f"{amount(len(others), 'table')} ({', '.join(sorted(others)[:3])}{', …' * (len(others) > 3)})"
+    if unread:
+        named = f"{amount(len(unread), 'table')} ({', '.join(sorted(unread)[:3])}{', …' * (len(unread) > 3)})"
         say(f"{entry}: left out, for they may be about the other files: {named}; a glob names them")
 
 
 def is_parquet(file: str) -> bool:
     """Tell whether a file is called Parquet."""
-    return file.lower().endswith(TABLE_SUFFIX)
+    return file.lower().endswith(PARQUET_SUFFIX)
 
 
 def tables_in(folder: str, stems: Collection[str]) -> tuple[list[str], list[str]]:
@@ -50,8 +50,8 @@ def tables_in(folder: str, stems: Collection[str]) -> tuple[list[str], list[str]
 
     `stems`: paths of tars without extensions; tables of these names are about the tars.
     """
-    found = without_plans(files_of_samples(stems, walk(folder, TABLE_FILE)))
-    files = _without_caches(folder, found)
+    candidates = without_plans(files_of_samples(stems, walk(folder, TABLE_FILE)))
+    files = _without_caches(folder, candidates)
     kind = next((kind for kind in _KINDS if any(map(kind.search, files))), _KINDS[-1])
     chosen = list(filter(kind.search, files))
     first_of_name: dict[str, str] = {}
@@ -67,9 +67,9 @@ def _without_caches(folder: str, files: Collection[str]) -> list[str]:
         return [*files]
     states = {folder_of(state): _saved_files(state) for state in walk(folder, _STATE)}
     named = {beside: names for beside, names in states.items() if names is not None}
-    there = {*files}
+    present = {*files}
     for beside, names in named.items():
-        if lost := min(names - there, default=None):
+        if lost := min(names - present, default=None):
             raise PackError(f"{path_in(beside, 'state.json')} names {lost}, which is not there: get it again")
 
     def is_cache(file: str) -> bool:
@@ -93,11 +93,11 @@ def _saved_files(state: str) -> set[str] | None:
 
 def split_folders(folder: str) -> dict[str, str]:
     """Return the folders in a folder that are splits of a saved DatasetDict, each with the name of its split."""
-    found: dict[str, str] = {}
+    folders: dict[str, str] = {}
     for file in walk(folder, _SPLITS):
         names = _read_object(file).get("splits")
-        found |= {path_in(folder_of(file), name): name for name in names or () if isinstance(name, str)}
-    return found
+        folders |= {path_in(folder_of(file), name): name for name in names or () if isinstance(name, str)}
+    return folders
 
 
 def _read_object(path: str) -> dict[str, Any]:

@@ -32,10 +32,14 @@ def texts_field(value: Mapping[str, Any]) -> str | None:
 
 def with_document(value: dict[str, Any], settings: ReadSettings) -> dict[str, Any]:
     """Return a record with its interleaved document as its messages; the same record if it holds none; raises Skip."""
-    field, own = texts_field(value), settings.messages_key
-    if field is None or own not in (None, field) or settings.sample_type not in (SampleType.auto, SampleType.document):
+    field, messages_key = texts_field(value), settings.messages_key
+    if (
+        field is None
+        or messages_key not in (None, field)
+        or settings.sample_type not in (SampleType.auto, SampleType.document)
+    ):
         return value
-    if value.get("messages") and own is None:
+    if value.get("messages") and messages_key is None:
         raise Skip(Reason.BAD_MESSAGE, f"it has messages and a document in {field}: source.messages_key decides")
     texts, listed = value[field], value.get(INTERLEAVED_FIELDS[field])
     if not any(text and text.strip() for text in texts):
@@ -47,7 +51,7 @@ def with_document(value: dict[str, Any], settings: ReadSettings) -> dict[str, An
     if settings.missing_media is MissingMedia.skip and any(part.get(IMAGE.kind) == "" for part in parts):
         raise Skip(Reason.MISSING_MEDIA, f"a place of {field} has no text, and no picture either; {REMOVE_ADVICE}")
     rest = {key: item for key, item in value.items() if key not in ("messages", field, INTERLEAVED_FIELDS[field])}
-    return {own or "messages": [{"role": DOCUMENT, "content": parts}], **rest}
+    return {messages_key or "messages": [{"role": DOCUMENT, "content": parts}], **rest}
 
 
 def _by_place(texts: Sequence[str | None], pictures: Sequence[Any]) -> Iterator[Message]:

@@ -24,10 +24,10 @@ DOWNLOAD_ADVICE = "media are read from files: download it first (img2dataset doe
 REMOVE_ADVICE = "source.missing_media=remove trains the rest of the document"
 
 
-def refuse_address(name: str, said: str) -> None:
-    """Raise Skip (`unsupported_media`) for a URL in a name's place. `said`: subject and verb, as `images lists`."""
+def refuse_address(name: str, subject: str) -> None:
+    """Raise Skip (`unsupported_media`) for a URL in a name's place. `subject`: subject and verb, as `images lists`."""
     if name.startswith("data:") or ("://" in name[:12].replace("file://", "") and not bucket_of(name)):
-        raise Skip(Reason.UNSUPPORTED_MEDIA, f"{said} {name[:80]!r}: {DOWNLOAD_ADVICE}")
+        raise Skip(Reason.UNSUPPORTED_MEDIA, f"{subject} {name[:80]!r}: {DOWNLOAD_ADVICE}")
 
 
 def img_tag_names(text: str) -> list[str]:
