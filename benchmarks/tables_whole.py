@@ -129,6 +129,7 @@ def compare(num_rows: int, num_rounds: int, texts: bool) -> None:
                 printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
                 cpu, peak = map(float, printed.split())
                 found[name].append((cpu, peak))
+                print(f"{name}: {cpu:.1f} CPU s, {peak:,.0f} MB", file=sys.stderr, flush=True)
         for name, figures in found.items():
             turns = " · ".join(f"{cpu:.1f}" for cpu, _ in figures)
             each, peak = 1e6 * min(figures)[0] / sources[name][1], max(peak for _, peak in figures)
