@@ -342,9 +342,9 @@ def test_the_source_tree_is_the_one_that_runs() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        ["source.path=/x/a"],
+        slow(["source.path=/x/a"]),
         ["packing=thd", "seed=1"],
-        ["model.max_pixels=200704"],
+        slow(["model.max_pixels=200704"]),
         ["source.path={a: {path: /x/a, weight: 2}, b: {path: /x/b}}"],  # two mixtures had one name
     ],
 )
