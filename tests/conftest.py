@@ -5,6 +5,7 @@ import importlib
 import json
 import multiprocessing
 import os
+import shutil
 import sys
 import tempfile
 import threading
@@ -120,6 +121,14 @@ def cache(shared_folder: Path) -> Path:
 def template(demo: tuple[Path, Path], cache: Path) -> Template:
     """The demo's template."""
     return load_saved_template(prepare_template(of_model("qwen_vl", demo[1]), cache))
+
+
+@pytest.fixture
+def own_cache(template: Template, cache: Path, tmp_path: Path) -> Path:
+    """A cache of its own for lengths, where the demo's template is."""
+    folder = tmp_path / "own_cache"
+    shutil.copytree(cache / "templates", folder / "templates")
+    return folder
 
 
 @pytest.fixture(scope="session")
