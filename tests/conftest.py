@@ -101,6 +101,7 @@ def _no_disk_is_waited_for() -> Iterator[None]:
     """A run has the disk write each of its twenty files at once, for a machine that loses its power."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
+        patch.setattr("energon_pack.dataset.in_folder.sync_file_system", lambda _: None)
         yield
 
 

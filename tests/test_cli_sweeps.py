@@ -13,8 +13,8 @@ from energon_pack import cli
 from energon_pack.config import PackConfig
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
-from support.packed import packed
 from support.marks import slow
+from support.packed import packed
 from support.running import run_here
 from support.samples import renamed_in_place
 
@@ -65,10 +65,10 @@ def test_a_damaged_dataset_is_not_there_already(
     ):
         whole = path.read_bytes()
         path.unlink()
-        with pytest.raises(PackError, match="exists; output.overwrite=true replaces it"):
+        with pytest.raises(PackError, match=r"exists; output\.overwrite=true replaces it"):
             pack(one)
         path.write_bytes(whole[:-8])
-        with pytest.raises(PackError, match="exists; output.overwrite=true replaces it"):
+        with pytest.raises(PackError, match=r"exists; output\.overwrite=true replaces it"):
             pack(one)
         path.write_bytes(whole)
     energon = made / ".nv-meta" / "dataset.yaml"

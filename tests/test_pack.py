@@ -440,13 +440,13 @@ def test_many_shards_with_few_open_files(config: Make, tmp_path: Path) -> None:
     """10,000 shards are usual, and so is a limit of 1,024 open files."""
     import resource
 
-    for i in range(300):
+    for i in range(150):
         write_tar(tmp_path / "many" / f"{i:03d}.tar", {f"k{i}.json": chat("a", "b")})
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     num_open = len(os.listdir("/proc/self/fd"))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (num_open + 100, limits[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (num_open + 50, limits[1]))
     try:
-        assert pack(config(tmp_path / "many"))["samples_packed"] == 300
+        assert pack(config(tmp_path / "many"))["samples_packed"] == 150
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 

@@ -165,7 +165,7 @@ def test_memory_does_not_grow_with_the_number_of_windows(tmp_path: Path) -> None
     """With ten times the samples, memory stays the same; planned together, it would be ten times as much."""
 
     def peak(num_shards: int, packing: PackingConfig) -> int:
-        all_items = some(num_shards, each=1000)
+        all_items = some(num_shards, each=300)
         tracemalloc.start()
         plan_packs(all_items, packing, scratch=Scratch(tmp_path))
         most = tracemalloc.get_traced_memory()[1]

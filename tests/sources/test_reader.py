@@ -173,7 +173,9 @@ def test_a_storage_that_only_reads_by_place_packs_the_same_bytes(
     for name in ("local", "remote"):
         if name == "remote":
             monkeypatch.setattr(storage, "LocalFile", Remote)
-        run = config(paths, source__format=source, output__name=name, cache_dir=shutil.copytree(own_cache, tmp_path / name))
+        run = config(
+            paths, source__format=source, output__name=name, cache_dir=str(shutil.copytree(own_cache, tmp_path / name))
+        )
         figures = pack(run)
         assert figures["samples_in"] == figures["samples_packed"] == (3 if source is Format.wds else 6)
         written = files(tmp_path / "out" / name)
