@@ -454,7 +454,7 @@ def test_a_finished_epoch_is_finished_whoever_goes_on(
 
 
 @pytest.mark.parametrize("workers", [0, slow(2)])
-@pytest.mark.parametrize("at", [NUM - 1, NUM, NUM + 1])
+@pytest.mark.parametrize("at", [slow(NUM - 1), NUM, slow(NUM + 1)])
 def test_a_loader_that_energon_restores_at_the_end_has_nothing_left(
     laid_out: tuple[Path, Any, Any], at: int, workers: int
 ) -> None:
