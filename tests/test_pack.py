@@ -115,7 +115,7 @@ def test_too_much_bad_data_publishes_nothing(config: Make, mixed: Path) -> None:
     assert len((output(run).parent / "packed.skipped.jsonl").read_text().splitlines()) == 2
 
 
-@pytest.mark.parametrize("stage", [Stage.plan, Stage.lengths])
+@pytest.mark.parametrize("stage", [Stage.plan, slow(Stage.lengths)])
 def test_a_plan_of_bad_data_is_an_error(config: Make, mixed: Path, stage: Stage) -> None:
     """A script that plans first would go on to a run that can't succeed."""
     with pytest.raises(SamplesLost, match="bad data cost 1 of 100 samples") as lost:

@@ -290,7 +290,11 @@ class Elsewhere:
 
 @pytest.mark.long("two whole runs with nothing cached")
 def test_an_executor_of_another_kind_packs_the_same_bytes(
-    config: Callable[..., PackConfig], demo: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: Callable[..., PackConfig],
+    demo: tuple[Path, Path],
+    own_cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A job that can't be pickled, or that does something else the second time, would fail on a cluster alone."""
     settings: dict[str, Any] = {
@@ -300,7 +304,7 @@ def test_an_executor_of_another_kind_packs_the_same_bytes(
         "measure__verify": 0.01,
     }
     one_tar = str(min(demo[0].glob("*.tar")))
-    local = config(one_tar, **settings, cache_dir=str(tmp_path / "cache"))
+    local = config(one_tar, **settings, cache_dir=str(own_cache))
     pack(local)
     elsewhere = Elsewhere()
     monkeypatch.setattr(PIPELINE, "executor_of", lambda *_: elsewhere)
