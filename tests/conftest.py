@@ -5,6 +5,7 @@ import importlib
 import json
 import multiprocessing
 import os
+import shutil
 import sys
 import tempfile
 import threading
@@ -100,6 +101,7 @@ def _no_disk_is_waited_for() -> Iterator[None]:
     """A run has the disk write each of its twenty files at once, for a machine that loses its power."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
+        patch.setattr("energon_pack.dataset.in_folder.sync_file_system", lambda _: None)
         yield
 
 
@@ -120,6 +122,14 @@ def cache(shared_folder: Path) -> Path:
 def template(demo: tuple[Path, Path], cache: Path) -> Template:
     """The demo's template."""
     return load_saved_template(prepare_template(of_model("qwen_vl", demo[1]), cache))
+
+
+@pytest.fixture
+def own_cache(template: Template, cache: Path, tmp_path: Path) -> Path:
+    """A cache of its own for lengths, where the demo's template is."""
+    folder = tmp_path / "own_cache"
+    shutil.copytree(cache / "templates", folder / "templates")
+    return folder
 
 
 @pytest.fixture(scope="session")

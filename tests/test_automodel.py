@@ -37,6 +37,7 @@ from energon_pack.training.layout import Member, RowForm
 from energon_pack.training.layout import neat as neat_layout
 from energon_pack.training.megatron_layouts import thd as thd_layout
 from support.automodel import pack_overrides
+from support.marks import slow
 from support.running import ROOT, run
 
 RECIPES = ROOT / "recipes" / "automodel"
@@ -141,7 +142,7 @@ def overrides(demo: tuple[Path, Path], cache: Path) -> Overrides:
     return partial(pack_overrides, *demo, cache)
 
 
-@pytest.mark.parametrize("mask", ADDED)
+@pytest.mark.parametrize("mask", [mask if mask in ("block_causal", "metadata") else slow(mask) for mask in ADDED])
 def test_a_batch_has_the_keys_of_automodels_own_and_no_others(overrides: Overrides, mask: str) -> None:
     """Its recipe hands all of them to the model."""
     rows = dataset(overrides("packing.group_by=none"), mask=mask)

@@ -15,6 +15,7 @@ from energon_pack import cli
 from energon_pack.config import PackConfig, conf_dir
 from energon_pack.pack import pack
 from support.html_page import check_page
+from support.marks import slow
 from support.running import PIPELINE, ROOT, command, run_alone, run_here
 from support.samples import chat, write_tar
 
@@ -122,10 +123,9 @@ def swept(folder: Path) -> tuple[list[int], list[int]]:
 
 def test_a_sweep_over_folders_has_one_page(tmp_path: Path, shared: str) -> None:
     """Each job's own folder of Hydra's is elsewhere then."""
-    folders, stage = "output.dir=a,b", "stage=plan,lengths"
-    code, out, errors = run_here("-m", "+model=qwen2_5_vl", shared, folders, stage, cwd=tmp_path)
+    code, out, errors = run_here("-m", "+model=qwen2_5_vl", shared, "output.dir=a,b", "stage=lengths", cwd=tmp_path)
     assert code == 0, errors
-    assert swept(tmp_path / "packed") == ([0, 1, 2, 3], [])
+    assert swept(tmp_path / "packed") == ([0, 1], [])
     assert "see it: " in out.splitlines()[-1]
     assert out.splitlines()[-1].endswith("sweep.html")
 
@@ -141,10 +141,16 @@ def test_an_interrupted_sweep_shows_what_is_done(tmp_path: Path, shared: str, mo
         return pack(config)
 
     monkeypatch.setattr(PIPELINE, "pack", pack_once)
-    code, _, errors = run_here("-m", "+model=qwen2_5_vl", shared, "stage=plan", "seed=1,2,3", cwd=tmp_path)
+    code, _, errors = run_here("-m", "+model=qwen2_5_vl", shared, "stage=lengths", "seed=1,2,3", cwd=tmp_path)
     assert code == 130
     assert "interrupted" in errors
     assert swept(tmp_path / "packed") == ([0], [1])
+
+
+def test_a_setting_makes_a_sweep_as_its_option_does(tmp_path: Path) -> None:
+    """The option alone is looked at where no word is about Hydra."""
+    code, _, errors = run_here("hydra.mode=MULTIRUN", "+model=qwen2_5_vl", "source.path=/a,/b", cwd=tmp_path)
+    assert (code, errors.count("no such folder or file")) == (1, 2)
 
 
 @pytest.mark.slow
@@ -222,8 +228,9 @@ def test_a_model_built_upon_another_has_a_name_of_its_own(tmp_path: Path, shared
     assert all(name.startswith("demo-qwen2_5_vl-neat-8192-") for name in names[1:])
 
 
-@pytest.mark.long("every model there is")
-def test_every_choice_of_groups_composes() -> None:
+@pytest.mark.parametrize("every", [pytest.param(8, id="an eighth of the models"), slow(1)])
+def test_every_choice_of_groups_composes(every: int) -> None:
+    """Values of each model are looked at in tests/templates/test_models.py, too."""
     from hydra import compose, initialize_config_dir
 
     from energon_pack.config.validate import to_config
@@ -232,7 +239,7 @@ def test_every_choice_of_groups_composes() -> None:
     for path in conf_dir().glob("*/*.yaml"):
         options[path.parent.name].append(path.stem)
     assert set(options) == {"model", "media", "packing", "source", "executor"}
-    models = options.pop("model")
+    models = options.pop("model")[::every]
     assert len(models) >= max(map(len, options.values()))  # so that each choice comes with some model
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         for number, model in enumerate(models):
@@ -335,9 +342,9 @@ def test_the_source_tree_is_the_one_that_runs() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        ["source.path=/x/a"],
+        slow(["source.path=/x/a"]),
         ["packing=thd", "seed=1"],
-        ["model.max_pixels=200704"],
+        slow(["model.max_pixels=200704"]),
         ["source.path={a: {path: /x/a, weight: 2}, b: {path: /x/b}}"],  # two mixtures had one name
     ],
 )

@@ -3,12 +3,18 @@
 import json
 import math
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from energon_pack import cli
+from energon_pack.config import PackConfig
+from energon_pack.errors import PackError
+from energon_pack.pack import pack
+from support.marks import slow
+from support.packed import packed
 from support.running import run_here
 from support.samples import renamed_in_place
 
@@ -41,10 +47,15 @@ def test_a_dataset_of_the_same_source_and_settings_is_there_already(tmp_path: Pa
     assert (code, "exists; output.overwrite=true" in errors) == (1, True)
 
 
-def test_a_damaged_dataset_is_not_there_already(tmp_path: Path, told: list[str]) -> None:
+def test_a_damaged_dataset_is_not_there_already(
+    tmp_path: Path, config: Callable[..., PackConfig], demo: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     """Without its plan, or an index that Energon needs, it was `there already`, exit code 0."""
-    one, made = [*told, "output.name=mine"], tmp_path / "packed" / "mine"
-    assert run_here(*one, cwd=tmp_path)[0] == 0
+    source = tmp_path / "source"
+    source.mkdir()
+    shutil.copy(min(demo[0].glob("*.tar")), source)
+    one = config(source)
+    made = packed(one)
     shard = next(made.glob("*.tar"))
     for path in (
         made / "pack_plan.parquet",
@@ -54,18 +65,22 @@ def test_a_damaged_dataset_is_not_there_already(tmp_path: Path, told: list[str])
     ):
         whole = path.read_bytes()
         path.unlink()
-        refused(*one, cwd=tmp_path)
+        with pytest.raises(PackError, match=r"exists; output\.overwrite=true replaces it"):
+            pack(one)
         path.write_bytes(whole[:-8])
-        refused(*one, cwd=tmp_path)
+        with pytest.raises(PackError, match=r"exists; output\.overwrite=true replaces it"):
+            pack(one)
         path.write_bytes(whole)
     energon = made / ".nv-meta" / "dataset.yaml"
     whole = energon.read_bytes()
     for damaged in (b"{", whole.replace(b"energon_pack.flavors", b"energon_pack.flavour")):
         energon.write_bytes(damaged)
-        code, out, errors = run_here(*one, cwd=tmp_path)
-        assert (code, "there already" in out, "dataset.yaml is damaged or was changed" in errors) == (1, False, True)
+        with pytest.raises(PackError, match=r"dataset\.yaml is damaged or was changed"):
+            pack(one)
+    assert "there already" not in capsys.readouterr().out
     energon.write_bytes(whole + b"  mine: added\n")  # a user's own subflavor
-    assert "there already" in run_here(*one, cwd=tmp_path)[1]
+    pack(one)
+    assert "there already" in capsys.readouterr().out
 
 
 def test_a_sweeper_gets_a_number_of_each_job(tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,16 +105,11 @@ def test_a_sweeper_gets_a_number_of_each_job(tmp_path: Path, told: list[str], mo
     assert math.isnan(values[0])
 
 
-@pytest.mark.parametrize("command", [["part=0/1"], ["-m", "part=0/2"]])
+@pytest.mark.parametrize("command", [slow(["part=0/1"]), ["-m", "part=0/2"]])
 def test_parts_of_a_stage_have_no_figures_of_their_own(tmp_path: Path, told: list[str], command: list[str]) -> None:
     """Each task of an array ended with a KeyError after its work was done: nothing was ever planned."""
     assert run_here(*told, "stage=lengths", *command, cwd=tmp_path)[0] == 0
     assert not list(tmp_path.rglob("sweep.html"))
-
-
-def refused(*arguments: str, cwd: Path) -> None:
-    code, out, errors = run_here(*arguments, cwd=cwd)
-    assert (code, "there already" in out, "exists; output.overwrite=true replaces it" in errors) == (1, False, True)
 
 
 def test_a_run_that_would_publish_nothing_does_not_say_there_already(tmp_path: Path, told: list[str]) -> None:

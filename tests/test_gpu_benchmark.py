@@ -79,6 +79,7 @@ def test_the_page_of_a_cpu_holds_and_each_step_is_in_the_csv(
     assert next(places) < next(places)  # of both: a pack of one member has no padding
 
 
+@pytest.mark.slow
 def test_members_that_see_each_other_are_seen_on_the_page(
     gpu: ModuleType, packs: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,6 +98,7 @@ def test_padded_rows_are_cut_into_pieces_that_fit(gpu: ModuleType) -> None:
     assert list(pieces_of([20], 9)) == [(0, 1)]
 
 
+@pytest.mark.slow
 def test_what_stalls_a_gpu_is_tried_on_a_cpu(
     gpu: ModuleType, packs: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

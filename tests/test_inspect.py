@@ -20,6 +20,7 @@ from energon_pack.inspect.vocabulary import vocabulary_for
 from energon_pack.report.views.screens import pack_section
 from support.corruptions import CORRUPTIONS
 from support.damage import HOSTILE, packed_to_damage, places, read_shard, set_at, write_shard
+from support.marks import slow
 from support.running import command, command_here, need_torchvision
 from support.samples import chat, picture, write_tar
 
@@ -118,7 +119,7 @@ def test_without_a_processor_the_rest_is_shown(dataset: Path, shown: Show) -> No
     assert "user       " in text
 
 
-@pytest.mark.parametrize("variables", [{"PYTHONIOENCODING": "ascii"}, {"NO_COLOR": "1", "COLUMNS": "40"}])
+@pytest.mark.parametrize("variables", [{"PYTHONIOENCODING": "ascii"}, slow({"NO_COLOR": "1", "COLUMNS": "40"})])
 def test_any_terminal_will_do(dataset: Path, tmp_path: Path, variables: dict[str, str]) -> None:
     """A pipe, an ASCII locale: no traceback, and signs become `?`; no tokenizer is imported."""
     script = (
@@ -179,7 +180,8 @@ def test_what_is_no_dataset_is_refused(dataset: Path, tmp_path: Path) -> None:
     assert "a folder of a packed dataset, or --source" in refusal(tmp_path)
 
 
-@pytest.mark.parametrize("name", CORRUPTIONS)
+#: `tests/verify` finds all of them in the ordinary run; here are a few
+@pytest.mark.parametrize("name", [slow(name) if number % 6 else name for number, name in enumerate(CORRUPTIONS)])
 def test_of_a_damaged_dataset_the_rest_is_shown(dataset: Path, tmp_path: Path, name: str) -> None:
     """Whatever is wrong, each pack is either shown or refused in a line."""
     copy = Path(shutil.copytree(dataset, tmp_path / "copy"))

@@ -89,7 +89,7 @@ def test_the_first_epoch_is_what_is_written_to_disk(config: Config, tmp_path: Pa
         same(lazy.collate([lazy[number]]), batch)
 
 
-@pytest.mark.parametrize("engine", Engine)
+@pytest.mark.parametrize("engine", first_of(Engine))
 def test_ids_are_made_by_the_engine_of_packing(
     config: Config, packs: LazyPackedDataset, monkeypatch: pytest.MonkeyPatch, engine: Engine
 ) -> None:
@@ -314,7 +314,7 @@ def sampler(packs: Any, rank: int, ranks: int, **settings: Any) -> PackSampler:
     return PackSampler(packs, rank, ranks, **settings)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(num=st.integers(1, 40), ranks=st.integers(1, 5), micro_batches=st.integers(1, 3), epochs=st.integers(1, 4))
 def test_ranks_share_each_epoch_and_take_as_many_steps(num: int, ranks: int, micro_batches: int, epochs: int) -> None:
     """A pack lost or twice, or a rank with one step more, which would wait for ever."""
@@ -339,7 +339,7 @@ def test_ranks_share_each_epoch_and_take_as_many_steps(num: int, ranks: int, mic
     assert all(whole[epoch] == num for epoch in range(epochs - 1))
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     num=st.integers(12, 40), worlds=st.lists(st.integers(1, 4), min_size=2, max_size=4), micro=st.integers(1, 2),
     steps=st.integers(0, 30),
@@ -366,7 +366,7 @@ def repeat_call(one: PackSampler) -> Iterator[list[tuple[int, int]]]:
         yield from ([pack] for pack in one)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(num=st.integers(8, 40), ranks=st.integers(1, 4), after=st.integers(0, 100))
 def test_a_rank_goes_on_with_its_own_state(num: int, ranks: int, after: int) -> None:
     """From any place, also counted by the training where a loader reads ahead."""

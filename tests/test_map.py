@@ -18,6 +18,7 @@ from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.samples.user_map import map_record
 from energon_pack.sources.settings import SourceConfig
+from support.marks import slow
 from support.packed import json_lines, samples
 from support.running import command, command_here
 from support.samples import picture, write_tar
@@ -90,7 +91,7 @@ def write_tars(folder: Path) -> list[str]:
     return ["source.path=tars"]
 
 
-@pytest.mark.parametrize("write", [write_lines, write_tars])
+@pytest.mark.parametrize("write", [slow(write_lines), write_tars])
 def test_packs_hold_what_the_step_makes(write: Write, step: str, demo: tuple[Path, Path], tmp_path: Path) -> None:
     """Measured, written, verified, looked at and unpacked: a reader without the step would give other texts."""
     own = [f"source.map={step}:shorten", "+model=qwen2_5_vl", f"model.processor={demo[1]}"]

@@ -22,6 +22,7 @@ from energon_pack.plan.epoch_draws import num_draws, shares_of
 from energon_pack.sources.mixture import Entry
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.source_path import find_source
+from support.marks import first_of, slow
 from support.packed import Make, json_lines, samples
 from support.running import command_here, run_here
 from support.samples import chat, noise, write_tar
@@ -132,7 +133,7 @@ def test_epochs_say_how_often_a_sample_comes(config: Make, sets: Path) -> None:
     assert report["skipped_by_reason"] == {"not_drawn": 30 + 150}
 
 
-@pytest.mark.parametrize("media", list(MediaIn))
+@pytest.mark.parametrize("media", first_of(MediaIn))
 def test_tars_and_lines_with_images_are_drawn_again(config: Make, sets: Path, tmp_path: Path, media: MediaIn) -> None:
     """A copy has another key than its members in the tar: the run ended with "changed since it was measured"."""
     members: dict[str, bytes] = {}
@@ -213,7 +214,7 @@ def entries_of_packs(folder: Path) -> list[set[str]]:
     return list(found.values())
 
 
-@pytest.mark.parametrize("epochs", [1, 2])
+@pytest.mark.parametrize("epochs", [slow(1), 2])
 def test_phases_come_one_after_another(config: Make, sets: Path, epochs: int) -> None:
     """A curriculum: captions first, then chats with maths; each phase has all its epochs before the next begins."""
     path = write_mixture(sets, {"path": "charts.jsonl", "epochs": 2}, {"path": "chat.jsonl", "phase": 2},

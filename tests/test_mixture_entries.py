@@ -15,18 +15,17 @@ from energon_pack.sources.entry_settings import read_entry_settings
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.source_path import find_source
 from energon_pack.templates.settings import LabelsConfig, TrainOn
-from support.packed import Make, lengths, packed, samples, train
+from support.packed import Make, demo_config, lengths, packed, samples, train
 from support.running import command_here
 from support.samples import noise
 
 TURNS = [{"role": role, "content": f"{role} says {'word ' * 9}"} for role in ("user", "assistant") * 2]
 
 
-@pytest.fixture
-def sets(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Chats under a name of their own, chats of two turns, and questions on images."""
-    folder = tmp_path / "sets"
-    folder.mkdir()
+    folder = tmp_path_factory.mktemp("sets")
     asked = [{"who": "me", "what": "Why?"}, {"who": "it", "what": "Because of a long story."}]
     lines: dict[str, Any] = {
         "named": [{"chat": asked}] * 6,
@@ -47,24 +46,33 @@ LAST: dict[str, Any] = {"labels": {"train_on": "last", "end_of_turn": False}}
 SMALL: dict[str, Any] = {"max_pixels": 28 * 28 * 16}
 
 
-def mixture(sets: Path, *entries: dict[str, Any]) -> str:
-    path = sets / "mix.yaml"
+def mixture(sets: Path, *entries: dict[str, Any], name: str = "mix.yaml") -> str:
+    path = sets / name
     path.write_text(json.dumps({"mixture": entries}))
     return str(path)
 
 
 def all_of(sets: Path) -> str:
     return mixture(
-        sets, {"path": "named.jsonl", **NAMED}, {"path": "turns.jsonl", **LAST}, {"path": "seen.jsonl", **SMALL}
+        sets,
+        {"path": "named.jsonl", **NAMED},
+        {"path": "turns.jsonl", **LAST},
+        {"path": "seen.jsonl", **SMALL},
+        name="all.yaml",
     )
 
 
-def test_each_is_packed_as_it_would_be_alone(config: Make, sets: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def mixed(demo: tuple[Path, Path], cache: Path, sets: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All three in one dataset."""
+    out = tmp_path_factory.mktemp("mixed")
+    return packed(demo_config(demo, cache, out, all_of(sets), source__format="auto", packing__max_token_len=512))
+
+
+def test_each_is_packed_as_it_would_be_alone(config: Make, sets: Path, mixed: Path, tmp_path: Path) -> None:
     """With the settings of the run, names would not be found, all turns trained, and images four times as large."""
-    run = config(all_of(sets), source__format="auto", packing__max_token_len=512)
-    folder = packed(run)
     found: dict[str, set[tuple[int, int]]] = {}
-    for (shard, _, _), (token_len, num_supervised, _) in lengths(folder).items():
+    for (shard, _, _), (token_len, num_supervised, _) in lengths(mixed).items():
         found.setdefault(shard.partition("/")[0], set()).add((token_len, num_supervised))
     alone: dict[str, set[tuple[int, int]]] = {}
     given: dict[str, dict[str, Any]] = {
@@ -80,18 +88,17 @@ def test_each_is_packed_as_it_would_be_alone(config: Make, sets: Path, tmp_path:
         alone[name] = {of[:2] for of in lengths(packed(one)).values()}
     assert found == alone
     verified = command_here(
-        *("energon_pack.verify", str(folder), "--source", "--decode", "--num-workers", "1"),
+        *("energon_pack.verify", str(mixed), "--source", "--decode", "--num-workers", "1"),
         cwd=tmp_path,
     )
     assert verified.returncode == 0, verified.stdout + verified.stderr
 
 
-def test_training_knows_what_each_asked_for(config: Make, sets: Path, demo: tuple[Path, Path]) -> None:
+def test_training_knows_what_each_asked_for(mixed: Path, demo: tuple[Path, Path]) -> None:
     """Packs hold the settings of each member, so that the encoder trains as many tokens as were planned."""
-    folder = packed(config(all_of(sets), source__format="auto", packing__max_token_len=512))
-    planned = sum(num_supervised for _, num_supervised, _ in lengths(folder).values())
-    encoder = PackedTaskEncoder(folder, str(demo[1]))
-    encoded = list(train(folder, encoder=encoder))
+    planned = sum(num_supervised for _, num_supervised, _ in lengths(mixed).values())
+    encoder = PackedTaskEncoder(mixed, str(demo[1]))
+    encoded = list(train(mixed, encoder=encoder))
     trained = sum(int((member.tokens.labels != -100).sum()) for pack_ in encoded for member in pack_.members)
     assert trained == planned
 
@@ -105,11 +112,11 @@ def test_other_settings_of_one_entry_measure_that_entry_alone(config: Make, sets
         pack(config(all_of(sets), source__format="auto", output__name="second"))
 
 
-def test_a_sample_that_says_it_itself_keeps_it(config: Make, sets: Path) -> None:
+def test_a_sample_that_says_it_itself_keeps_it(config: Make, tmp_path: Path) -> None:
     """An entry trains the last turn; one of its records asks for all, by the field that packs hold."""
     own = {"messages": TURNS, "label_settings": {"train_on": "all"}}
-    (sets / "turns.jsonl").write_text("".join(json.dumps(line) + "\n" for line in ({"messages": TURNS}, own)))
-    path = mixture(sets, {"path": "turns.jsonl", "labels": {"train_on": "last"}})
+    (tmp_path / "turns.jsonl").write_text("".join(json.dumps(line) + "\n" for line in ({"messages": TURNS}, own)))
+    path = mixture(tmp_path, {"path": "turns.jsonl", "labels": {"train_on": "last"}})
     folder = packed(config(path, source__format="auto"))
     last, both = sorted(num for _, num, _ in lengths(folder).values())
     assert both == 2 * last

@@ -25,6 +25,7 @@ from energon_pack.steps.cost import cost_model
 from energon_pack.steps.evenness import max_over_mean
 from energon_pack.steps.topology import Topology, reading_order
 from support.loaders import Training
+from support.marks import slow
 from support.packed import Make, files, json_lines, packed
 from support.plans import items, packs
 from support.running import command_here
@@ -112,7 +113,7 @@ def test_half_of_an_entry_comes_every_other_time(config: Make, tmp_path: Path) -
     assert verified.returncode == 0, verified.stdout + verified.stderr
 
 
-@pytest.mark.parametrize("is_mixture", [False, True])
+@pytest.mark.parametrize("is_mixture", [slow(False), True])
 def test_parts_of_a_cut_sample_come_as_often_as_it_does(config: Make, tmp_path: Path, is_mixture: bool) -> None:
     """Only the first copy was cut; the others were left out as too long, and the entry had less than it was to have."""
     source = write_set(tmp_path / "sets/a.jsonl", 12, 60, turns=6)

@@ -28,6 +28,7 @@ from energon_pack.training.joining import JoinError
 from energon_pack.training.layout import IGNORE
 from energon_pack.training.processor_calls import ProcessorCalls
 from support.alone import demo_model
+from support.marks import slow
 from support.packed import demo_config, prepare, train
 from support.packed import packed as pack_of
 from support.running import need_torchvision
@@ -104,8 +105,10 @@ def one(encoder: PackedTaskEncoder, *samples: Any) -> PackedBatch:
     return batch
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("dataset_config", ["dataset.yaml", "crude.yaml"])
+@pytest.mark.parametrize(
+    ("num_workers", "dataset_config"),
+    [(0, "dataset.yaml"), slow(2, "dataset.yaml"), slow(0, "crude.yaml"), (2, "crude.yaml")],
+)
 def test_every_member_comes_once_with_all_its_tokens(
     packed: Path, encoder: PackedTaskEncoder, samples: list[Any], num_workers: int, dataset_config: str
 ) -> None:
@@ -144,8 +147,9 @@ def test_media_that_no_rule_joins_are_refused_when_the_encoder_is_built(
         member_encoder.MemberEncoder(asked).check()
 
 
-@pytest.mark.parametrize("pad_to", [512, [700, 2000]])
-@pytest.mark.parametrize("layout", ["neat", "thd"])
+@pytest.mark.parametrize(
+    ("layout", "pad_to"), [("neat", 512), slow("neat", [700, 2000]), slow("thd", 512), ("thd", [700, 2000])]
+)
 def test_an_epoch_has_few_shapes_and_the_same_loss(
     packed: Path, demo: tuple[Path, Path], samples: list[Any], model: Any, layout: str, pad_to: Any
 ) -> None:
@@ -173,7 +177,7 @@ def test_an_epoch_has_few_shapes_and_the_same_loss(
         )
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [slow(0), 2])
 def test_a_loader_goes_on_where_it_was_saved(packed: Path, encoder: PackedTaskEncoder, num_workers: int) -> None:
     settings = {"repeat": True, "shuffle_buffer_size": 3}
     first = loader(packed, encoder, num_workers, **settings)
@@ -315,7 +319,7 @@ def test_a_hybrid_model_gets_the_document_of_each_token(
         one(encoder, *samples[:2])
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [slow(0), 2])
 def test_the_masks_a_model_needs_are_remembered_on_the_way(
     packed: Path, demo: tuple[Path, Path], model: Any, num_workers: int
 ) -> None:
@@ -342,7 +346,7 @@ def test_another_length_ends_the_training(encoder: PackedTaskEncoder, samples: l
         encoder.encode_sample(replace(one, tokens=one.tokens[:-1]))
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, slow(2)])
 def test_a_damaged_member_ends_the_training_or_is_left_out_alone(
     packed: Path, demo: tuple[Path, Path], tmp_path: Path, num_workers: int
 ) -> None:
@@ -412,7 +416,7 @@ def sample(**fields: Any) -> MultiMixQASample:
     return MultiMixQASample(__key__="k", __restore_key__=(), messages=turns, **fields)
 
 
-@pytest.mark.parametrize("layout", ["neat", "thd"])
+@pytest.mark.parametrize("layout", ["neat", slow("thd")])
 def test_an_unpacked_sample_longer_than_the_width(packed: Path, demo: tuple[Path, Path], layout: str) -> None:
     """Packing had left it out as overlong; in a blend it comes from the source again."""
     long = sample(ask="hi " * 1600)

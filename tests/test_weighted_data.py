@@ -21,7 +21,7 @@ from energon_pack.training.layout import IGNORE
 from energon_pack.unpack import unpack
 from energon_pack.verify import Options, verify
 from support.damage import read_shard, write_shard
-from support.marks import first_of
+from support.marks import first_of, slow
 from support.packed import packed, prepare, samples, train, typed
 from support.running import command_here, need_torchvision
 from support.samples import picture, write_tar
@@ -162,7 +162,7 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-@pytest.mark.parametrize("change", ["a turn", "the sample"])
+@pytest.mark.parametrize("change", ["a turn", slow("the sample")])
 def test_verify_sees_that_a_weight_was_taken_out(config: Make, source: Path, change: str) -> None:
     """Trained tokens have changed, and no length has."""
     folder = pack_of(config, source)
@@ -190,7 +190,7 @@ def _changed(data: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
     return json.dumps(value).encode()
 
 
-@pytest.mark.parametrize("layout", ["neat", "thd", "rows"])
+@pytest.mark.parametrize("layout", [slow("neat"), "thd", "rows"])
 def test_batches_have_the_weights(config: Make, demo: tuple[Path, Path], source: Path, layout: str) -> None:
     """Of Energon's loader: each trained token counts what its turn and sample say, and `num_trained` those above 0."""
     need_torchvision()

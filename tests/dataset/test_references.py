@@ -122,7 +122,9 @@ SOURCES: dict[str, Callable[[Make, Path], dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(scope="module", params=[slow(name) if "captioning" in name else name for name in SOURCES])
+@pytest.fixture(
+    scope="module", params=[slow(name) if "captioning" in name or "positions" in name else name for name in SOURCES]
+)
 def both(
     request: pytest.FixtureRequest, demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Path]:
@@ -312,7 +314,7 @@ def test_lines_of_several_folders_have_one_root(config: Make, tmp_path: Path) ->
     assert media.read([reference])[0][:2] == b"\xff\xd8"
 
 
-@pytest.mark.parametrize("kind", ["tars", "lines"])
+@pytest.mark.parametrize("kind", ["tars", slow("lines")])
 def test_a_source_that_moved_to_an_object_store(
     config: Make, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:

@@ -39,6 +39,7 @@ from energon_pack.unpack import unpack
 from support import processors
 from support.batches import same
 from support.damage import found, lines, read_shard, write_shard
+from support.marks import slow
 from support.packed import Make, demo_config, packed, train
 from support.running import need_torchvision
 from support.samples import chat, picture, sound, video, video_with_sound, write_tar
@@ -172,7 +173,7 @@ def _measured_wrong(cache: Path) -> None:
     write_tables(path.parent, 0, table, [RowRun(*each) for each in json.loads(about[b"records"])])
 
 
-@pytest.mark.parametrize("stages", [[Stage.all], [Stage.plan, Stage.write]])
+@pytest.mark.parametrize("stages", [slow([Stage.all]), [Stage.plan, Stage.write]])
 def test_other_tokens_than_were_measured_end_the_run(config: Make, tmp_path: Path, stages: list[Stage]) -> None:
     """A pack would be over its capacity, or the same command would fail for ever."""
     source = write_tar(tmp_path / "source/a.tar", {f"{i}.json": chat(f"Is it {i}?", "Yes.") for i in range(3)}).parent
@@ -325,7 +326,7 @@ def without_messages(folder: Path) -> None:
             assert not name.endswith("json") or "messages" not in json.loads(data)
 
 
-@pytest.mark.parametrize("media", [MediaIn.copy, MediaIn.reference])
+@pytest.mark.parametrize("media", [slow(MediaIn.copy), MediaIn.reference])
 def test_packs_without_conversations_are_trained_alike(
     demo: tuple[Path, Path], cache: Path, tmp_path: Path, media: MediaIn
 ) -> None:

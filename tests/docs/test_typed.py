@@ -167,8 +167,8 @@ class Reader:
 
 
 RUN = {page for page in PAGES if any(b.page == page and b.language in ("python", "sh") for b in BLOCKS)}
-#: What a new user types first, once; all other pages are typed in `make test-slow`.
-TYPED_SOON = {"README.md", "packing.md", "start/data.md", "tools.md"}
+#: What a new user types first; all other pages are typed in `make test-slow`.
+TYPED_SOON = {"README.md", "packing.md"}
 
 
 @pytest.mark.parametrize("page", [page if page in TYPED_SOON else slow(page) for page in sorted(RUN)])

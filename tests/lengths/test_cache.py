@@ -97,7 +97,7 @@ def test_a_cut_file_of_the_cache_is_measured_again(config: Make, tmp_path: Path,
         assert not path.exists() or path.read_bytes() == data, path
 
 
-@pytest.mark.parametrize("share", [0.0, 0.6])
+@pytest.mark.parametrize("share", [slow(0.0), 0.6])
 def test_a_cut_file_of_the_demo_is_made_again(tmp_path: Path, share: float) -> None:
     folder = Path(make_demo(tmp_path)[0]).parent
     there = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -165,7 +165,7 @@ def same_packs_as_fresh(run: PackConfig, tmp_path: Path) -> None:
     assert files(tmp_path / "out" / "packed") == files(tmp_path / "out" / "fresh")
 
 
-@pytest.mark.parametrize("overlong", ["drop", "split_turns"])
+@pytest.mark.parametrize("overlong", [slow("drop"), "split_turns"])
 def test_a_json_that_changed_in_its_tar(config: Make, tmp_path: Path, overlong: str) -> None:
     """Its headers are the same: only the bytes tell, and they are in hand when it is written."""
     old, new = (text * 20 for text in ("one two three four five ", "o12, tw3; 4hree f567 fi8"))
@@ -180,7 +180,7 @@ def test_a_json_that_changed_in_its_tar(config: Make, tmp_path: Path, overlong: 
     same_packs_as_fresh(run, tmp_path)
 
 
-@pytest.mark.parametrize("format", [Format.wds, Format.jsonl])
+@pytest.mark.parametrize("format", [slow(Format.wds), Format.jsonl])
 def test_an_image_that_changed(config: Make, tmp_path: Path, format: Format) -> None:
     """Another picture of as many bytes has other tokens, in its tar and as a file."""
     small, large = (padded_picture(*size) for size in ((64, 64), (400, 300)))
@@ -221,7 +221,7 @@ def pack_until_killed(run: PackConfig, monkeypatch: pytest.MonkeyPatch) -> None:
             pack(run)
 
 
-@pytest.mark.parametrize("place", [0, slow(600), slow(0.3), 0.6, slow(0.9), slow(-1)])
+@pytest.mark.parametrize("place", [slow(0), slow(600), slow(0.3), 0.6, slow(0.9), slow(-1)])
 def test_a_byte_that_changed_in_a_finished_shard(
     config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: float
 ) -> None:

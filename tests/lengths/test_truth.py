@@ -26,6 +26,7 @@ from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import MediaConfig
 from energon_pack.templates.template import Template
 from support.finding import find_shards
+from support.marks import slow
 from support.models import of_model
 from support.packed import json_lines
 from support.running import REAL, ROOT, need_torchvision
@@ -119,17 +120,12 @@ def differences(real: Path, table: str, most: int | None, family: str | None = N
 
 
 def in_the_ordinary_run(table: str) -> bool:
-    """Each processor there is tried on one set of texts and one of images, and each way to sample a video once.
-
-    A tokenizer that takes seconds to read is tried on texts alone; Qwen2-VL has the rules of Qwen2.5-VL.
-    """
+    """Three tokenizers, three ways to cut images and each way to sample a video; other processors are siblings."""
     data, processor = table.split(".")[:2]
-    if processor == "qwen2_vl":
-        return False
     if data == "text_toolcall":
-        return True
+        return processor in ("qwen2_5_vl", "kimi_k25", "llama3_text")
     if data == "image_mathv":
-        return processor not in ("gemma3", "kimi_k25")
+        return processor in ("qwen3_vl", "internvl3_hf", "llava_onevision_qwen2_hf")
     return table in (
         "bad_04_odd_but_decodable.qwen2_5_vl",
         "image_probe.qwen3_vl.qwen_vl_utils",
@@ -162,7 +158,7 @@ def test_ids_of_every_sample_of_a_large_set(real: Path, table: str) -> None:
 
 #: media through each processor's own call; media=qwen_vl_utils wants the rules of its family
 _ASKED = [t for t in TABLES if not t.startswith("text_") and "qwen_vl_utils" not in t]
-_ASKED_SOON = ("image_probe.qwen3_vl", "video_demo.qwen2_5_vl.fps2")
+_ASKED_SOON = ("image_probe.qwen3_vl",)
 
 
 @pytest.mark.parametrize("table", [pytest.param(t, marks=[pytest.mark.slow] * (t not in _ASKED_SOON)) for t in _ASKED])
@@ -205,11 +201,11 @@ def test_a_tar_of_videos_is_told_apart(real: Path) -> None:
         pytest.param("shapes", "gemma3", {"do_pan_and_scan": True}, marks=pytest.mark.slow),
         pytest.param("shapes", "granite_docling_idefics3", {"image_seq_len": 100}, marks=pytest.mark.slow),
         pytest.param("shapes", "granite_docling_idefics3", {"do_image_splitting": False}, marks=pytest.mark.slow),
-        ("shapes", "granite_docling_idefics3", {"do_resize": False}),
+        slow("shapes", "granite_docling_idefics3", {"do_resize": False}),
         pytest.param(
             "shapes", "granite_docling_idefics3", {"size": {"height": 700, "width": 900}}, marks=pytest.mark.slow
         ),
-        ("llava_onevision", "llava_onevision_qwen2_hf", {"vision_aspect_ratio": "anyres_max_4"}),
+        slow("llava_onevision", "llava_onevision_qwen2_hf", {"vision_aspect_ratio": "anyres_max_4"}),
         pytest.param(
             "llava_onevision",
             "llava_onevision_qwen2_hf",

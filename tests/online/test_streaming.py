@@ -167,7 +167,7 @@ def test_other_ranks_go_on_with_a_stream_and_no_sample_is_lost(make: Any) -> Non
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_loader_of_torchdata_goes_on(make: Any, num_workers: int, world_size: int) -> None:
     """Each rank saves the state of its loader, workers and all; a new one goes on with the same batches."""
     stateful = pytest.importorskip("torchdata.stateful_dataloader")

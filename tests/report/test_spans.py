@@ -15,6 +15,7 @@ from energon_pack.samples.sample import Message
 from energon_pack.templates.build import build
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
+from support.marks import slow
 from support.models import of_model
 from support.weighted import turns
 
@@ -64,8 +65,8 @@ def test_a_sample_is_shown_as_it_is_trained_on(template: Template) -> None:
     [
         ("qwen2_5_vl", "qwen_vl"),
         ("qwen3_vl", "qwen3_vl"),
-        ("internvl3_hf", "internvl"),
-        ("granite_docling_idefics3", "shapes"),
+        slow("internvl3_hf", "internvl"),
+        slow("granite_docling_idefics3", "shapes"),
         pytest.param("gemma3", "shapes", marks=pytest.mark.slow),
         pytest.param("llava_onevision_qwen2_hf", "llava_onevision", marks=pytest.mark.slow),
         pytest.param("llama3_text", "text", marks=pytest.mark.slow),

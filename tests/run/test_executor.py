@@ -290,20 +290,25 @@ class Elsewhere:
 
 @pytest.mark.long("two whole runs with nothing cached")
 def test_an_executor_of_another_kind_packs_the_same_bytes(
-    config: Callable[..., PackConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: Callable[..., PackConfig],
+    demo: tuple[Path, Path],
+    own_cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A job that can't be pickled, or that does something else the second time, would fail on a cluster alone."""
     settings: dict[str, Any] = {
         "packing__max_token_len": 512,
         "packing__overlong": "split_turns",
-        "output__max_shard_packs": 8,
+        "output__max_shard_packs": 4,
         "measure__verify": 0.01,
     }
-    local = config(**settings, cache_dir=str(tmp_path / "cache"))
+    one_tar = str(min(demo[0].glob("*.tar")))
+    local = config(one_tar, **settings, cache_dir=str(own_cache))
     pack(local)
     elsewhere = Elsewhere()
     monkeypatch.setattr(PIPELINE, "executor_of", lambda *_: elsewhere)
-    remote = config(**settings, cache_dir=str(tmp_path / "other"), output__dir=str(tmp_path / "other" / "out"))
+    remote = config(one_tar, **settings, cache_dir=str(tmp_path / "other"), output__dir=str(tmp_path / "other" / "out"))
     pack(remote)
     assert files(Path(remote.output.dir) / "packed") == files(Path(local.output.dir) / "packed")
     stages = {"_index_job", "partial", "measure", "import_energon", "write_shard", "audit", "check_readable"}

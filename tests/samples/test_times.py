@@ -27,6 +27,7 @@ from energon_pack.samples.skip import Skip
 from energon_pack.templates.sample import Sample, frame_lists_as_videos
 from energon_pack.unpack import unpack
 from energon_pack.verify import Options, verify
+from support.marks import first_of
 from support.packed import json_lines, train
 from support.samples import npy, picture, write_tar
 
@@ -176,7 +177,7 @@ def test_a_changed_npy_is_measured_again(
 # --------------------------------------------------------------------------------------------------------- in tars
 
 
-@pytest.mark.parametrize("flavor", Flavor)
+@pytest.mark.parametrize("flavor", first_of(Flavor))
 def test_the_tar_of_a_jsonl_is_as_long(
     config: Callable[..., PackConfig], demo: tuple[Path, Path], source: Path, tmp_path: Path, flavor: Flavor
 ) -> None:

@@ -18,6 +18,7 @@ from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import TarScan
 from energon_pack.sources.tar_member import member_at
 from support.damage import found
+from support.marks import slow
 from support.packed import Make, packed, samples, train
 from support.samples import chat, picture, write_tar
 
@@ -44,7 +45,7 @@ def by_tarfile(path: Path) -> list[tuple[str, int, int]]:
         return [(member.name, member.offset_data, member.size) for member in tar if member.isreg()]
 
 
-@pytest.mark.parametrize("media", [*MediaIn])
+@pytest.mark.parametrize("media", [slow(MediaIn.copy), MediaIn.reference])
 def test_a_tar_whose_names_and_sizes_stand_in_pax_headers_is_packed_as_a_plain_one(
     config: Make, tmp_path: Path, media: MediaIn
 ) -> None:

@@ -102,7 +102,7 @@ def test_a_value_that_python_can_not_hold_costs_its_row_alone(tmp_path: Path) ->
 
 def test_a_header_of_many_columns(tmp_path: Path) -> None:
     """Each name was looked for in all: 100,000 columns took minutes."""
-    names, cells = ",".join(f"c{n}" for n in range(100_000)), "1," * 100_000
+    names, cells = ",".join(f"c{n}" for n in range(30_000)), "1," * 30_000
     (tmp_path / "a.csv").write_text(f"{names},question,answer\n{cells}q,a\n")
     assert [*read(tmp_path / "a.csv").values()] == [(["q", "a"], [])]
 

@@ -18,6 +18,7 @@ from energon_pack.samples.skip import Skip
 from energon_pack.sources.jsonl.dialects import RowSettings
 from energon_pack.sources.media_map import mapped_name, media_map_of, why_missing
 from energon_pack.sources.settings import SourceConfig
+from support.marks import slow
 from support.running import command_here
 from support.samples import picture
 
@@ -59,7 +60,7 @@ def test_a_map_is_no_content_and_without_one_the_cache_keeps_its_keys(config: An
     assert [*RowSettings("/x").identity] == ["media_root", "columns", "tags", "ratio", "remote_media"]
 
 
-@pytest.mark.parametrize("media", ["copy", "reference"])
+@pytest.mark.parametrize("media", [slow("copy"), "reference"])
 def test_the_same_bytes_at_another_place_make_the_same_packs(
     demo: tuple[Path, Path], tmp_path: Path, media: str
 ) -> None:

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from energon_pack.sources.shard import JsonlShard, Shard
 from energon_pack.sources.storage import File, FileState, InMemory, open_file, state_of
 from support.packed import Make, files, samples
 from support.read_source import read
-from support.running import command
+from support.running import command_here
 from support.samples import chat, noise, picture, write_tar
 
 
@@ -162,7 +163,7 @@ def write_source(folder: Path, source: Format) -> Path:
 
 @pytest.mark.parametrize("source", [Format.auto, Format.wds, Format.jsonl, Format.table])
 def test_a_storage_that_only_reads_by_place_packs_the_same_bytes(
-    config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: Format
+    config: Make, tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, source: Format
 ) -> None:
     """A file as over a network: without a descriptor, so nothing is mapped and the kernel copies nothing."""
     (tmp_path / "in").mkdir()
@@ -172,7 +173,9 @@ def test_a_storage_that_only_reads_by_place_packs_the_same_bytes(
     for name in ("local", "remote"):
         if name == "remote":
             monkeypatch.setattr(storage, "LocalFile", Remote)
-        run = config(paths, source__format=source, output__name=name, cache_dir=str(tmp_path / name))
+        run = config(
+            paths, source__format=source, output__name=name, cache_dir=str(shutil.copytree(own_cache, tmp_path / name))
+        )
         figures = pack(run)
         assert figures["samples_in"] == figures["samples_packed"] == (3 if source is Format.wds else 6)
         written = files(tmp_path / "out" / name)
@@ -251,8 +254,8 @@ def test_packs_refer_to_base64_and_to_members(config: Make, tmp_path: Path) -> N
     refs = [json.loads(parts["json"])["media_refs"] for parts in samples(folder).values()]
     named = sorted(tuple(ref) for pack_refs in refs for member in pack_refs for ref in member)
     assert [place[0] for place in named] == ["a.jsonl", "images.zip"]
-    verify = ("-m", "energon_pack.verify", folder, "--source", "--decode", "--num-workers", "1")
-    verified = command(*verify, cwd=tmp_path)
+    verify = ("energon_pack.verify", folder, "--source", "--decode", "--num-workers", "1")
+    verified = command_here(*verify, cwd=tmp_path)
     assert verified.returncode == 0, verified.stdout + verified.stderr
 
 

@@ -188,7 +188,7 @@ def test_one_batch_that_was_read_ahead_is_held(bucket: Bucket) -> None:
         assert sum(isinstance(one, blockwise._ReadAheadSpool) for one in gc.get_objects()) == 1
 
 
-@pytest.mark.parametrize("source", [Format.wds, Format.jsonl])
+@pytest.mark.parametrize("source", [slow(Format.wds), Format.jsonl])
 def test_a_source_of_any_kind_is_found_in_a_bucket(
     config: Make, tmp_path: Path, bucket: Bucket, source: Format
 ) -> None:
@@ -233,7 +233,7 @@ def test_faults_of_the_network_are_passed_over(
     assert requests.REQUEST_COUNTS["retries"] - before > 4
 
 
-@pytest.mark.parametrize("fault", [500, "cut"])
+@pytest.mark.parametrize("fault", [slow(500), "cut"])
 def test_a_store_that_does_not_answer_ends_the_run_and_the_next_goes_on(
     config: Make,
     demo: tuple[Path, Path],
@@ -273,7 +273,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(requests, name, seconds)
 
 
-@pytest.mark.parametrize("fault", ["slow", "drip"])
+@pytest.mark.parametrize("fault", [slow("slow"), "drip"])
 def test_an_answer_that_comes_too_late_is_asked_for_again(
     config: Make, demo: tuple[Path, Path], bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
@@ -287,7 +287,7 @@ def test_an_answer_that_comes_too_late_is_asked_for_again(
     assert requests.REQUEST_COUNTS["retries"] > before
 
 
-@pytest.mark.parametrize("fault", ["slow", "drip"])
+@pytest.mark.parametrize("fault", ["slow", slow("drip")])
 def test_a_store_that_is_always_too_slow_ends_the_run(
     config: Make, demo: tuple[Path, Path], bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from megatron.energon import WorkerConfig
 from megatron.energon.flavors.webdataset.sharder import Sharder
@@ -148,6 +148,7 @@ def test_spreads_by_head() -> None:
     assert (spread.worst_bound, spread.bound) == (2.5, round(3 * 108 / 130, 4))
 
 
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 9), min_size=6, max_size=6), st.sampled_from([2, 3]))
 def test_no_order_trains_more_evenly_than_its_bound(values: list[int], size: int) -> None:
     """The bound stands beside what was planned: one that an order beats says nothing."""
@@ -157,6 +158,7 @@ def test_no_order_trains_more_evenly_than_its_bound(values: list[int], size: int
         assert trained["worst"] >= trained["bound"] - 1.1e-4
 
 
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 9), min_size=6, max_size=6), st.sampled_from([(2, 1), (3, 1), (1, 2), (3, 2), (2, 3)]))
 def test_no_order_beats_the_bounds(values: list[int], size: tuple[int, int]) -> None:
     """A bound that an order beats would call a layout the best there is that is not."""

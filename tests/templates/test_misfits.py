@@ -19,6 +19,7 @@ from energon_pack.templates.families.rules import positive_int
 from energon_pack.templates.identity import UNEVEN_VIDEOS
 from energon_pack.templates.processor import choice_of, load_template, prepare_template
 from energon_pack.templates.trial import Trial
+from support.marks import first_of
 from support.models import of_model
 from support.processors import change, glm4v, llava_next, ovis2, pixtral, template_of, write_tokenizer
 from support.remote import CODE, write_remote
@@ -225,7 +226,7 @@ TYPED: dict[str, Break] = {
 }
 
 
-@pytest.mark.parametrize("words", TYPED)
+@pytest.mark.parametrize("words", first_of(TYPED))
 def test_nothing_is_measured_for_a_misfit(folder: Path, tmp_path: Path, words: str) -> None:
     """One line, exit code 1, and no lengths in the cache: were samples read first, their images would be blamed."""
     TYPED[words](folder)

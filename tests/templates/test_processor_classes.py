@@ -16,6 +16,7 @@ from energon_pack.templates.build import build
 from energon_pack.templates.choose_rules import TemplateChoice
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import MediaConfig
+from support.marks import slow
 from support.models import of_model
 from support.running import ROOT, need_torchvision
 
@@ -25,6 +26,8 @@ FEW = [(), ("image",), ("image",), ("image",) * 2, ("video",), ("uneven", "video
 #: by shapes: numbered images, a placeholder that has to stand between two tokens, videos; by a family's rules; by
 #: blank images; refused
 QUICK = ("MiniCPMV4_6Processor", "HunYuanVLProcessor", "Kimi_K25Processor", "Qwen3VLProcessor", "ColPaliProcessor")
+#: counted by shapes, as HunYuan's is
+SIBLINGS = ("MiniCPM", "Kimi")
 
 
 @pytest.fixture
@@ -53,7 +56,7 @@ def skip_unless_of_this_version() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of any class of any processor
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", [slow(name) if name.startswith(SIBLINGS) else name for name in QUICK])
 def test_the_table_says_what_counts_a_class(processors: ModuleType, name: str) -> None:
     """A user looks a class up and packs with it: without this, a table of last year would say that it is exact."""
     skip_unless_of_this_version()
@@ -109,9 +112,9 @@ def test_what_a_call_writes_before_a_conversation_moves_what_is_supervised(
     ("name", "media", "is_followed"),
     [
         ("Kimi_K25Processor", MediaConfig(video="uniform", num_frames=8), True),
-        ("Kimi_K25Processor", MediaConfig(video="fps", fps=3.0), True),
+        slow("Kimi_K25Processor", MediaConfig(video="fps", fps=3.0), True),
         ("MiniCPMV4_6Processor", MediaConfig(video="uniform", num_frames=8), False),  # it shows one frame a second
-        ("MiniCPMV4_6Processor", MediaConfig(video="fps", fps=3.0), False),
+        slow("MiniCPMV4_6Processor", MediaConfig(video="fps", fps=3.0), False),
     ],
 )
 def test_a_choice_of_frames_is_followed_or_refused(

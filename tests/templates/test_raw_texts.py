@@ -13,6 +13,7 @@ from energon_pack.samples.skip import Skip
 from energon_pack.templates.processor import load_template
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
+from support.marks import slow
 from support.models import of_model
 from support.running import REAL
 
@@ -67,7 +68,9 @@ def test_the_end_is_a_setting_in_the_fingerprint(demo: tuple[Path, Path], templa
     ("name", "family", "expected"),
     [
         ("llama3_text", "text", "«a cat<|end_of_text|>»"),  # its end of text ends a turn, too: <|eot_id|>
-        ("gemma3", "shapes", "<bos>«a cat<eos>»"),  # the chat template writes <bos>, and the tokenizer before raw text
+        slow(
+            "gemma3", "shapes", "<bos>«a cat<eos>»"
+        ),  # the chat template writes <bos>, and the tokenizer before raw text
         ("kimi_k25", "kimi", "«a cat[EOS]»"),
     ],
 )

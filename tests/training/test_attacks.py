@@ -17,6 +17,7 @@ from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.guards import guard
 from energon_pack.training.layout import IGNORE, Member
 from energon_pack.training.member_encoder import Encoded
+from support.marks import slow
 from support.tiny import TEXT, MadeEncoder, make_batch, make_members, make_model, tf
 
 Attack = Callable[[Any], Any]
@@ -249,7 +250,7 @@ def inputs_of(model: Any, rows: list[list[Encoded]]) -> dict[str, Any]:
     return make_batch("llama", rows).model_inputs(model)
 
 
-@pytest.mark.parametrize("way", ["float32", "bfloat16"])
+@pytest.mark.parametrize("way", ["float32", slow("bfloat16")])
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
 def test_an_attack_is_refused(attack: Attack, way: str) -> None:
     model = make_model("llama")
@@ -482,7 +483,7 @@ EXPERTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("way", ["float32", "bfloat16"])
+@pytest.mark.parametrize("way", [slow("float32"), "bfloat16"])
 @pytest.mark.parametrize("attack", EXPERTS, ids=lambda attack: attack.__name__)
 def test_an_attack_on_experts_is_refused(attack: Attack, way: str) -> None:
     """A share of 5 % was taken for tokens that go to another expert: a tenth of the row's mean passed."""

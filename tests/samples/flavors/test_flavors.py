@@ -282,7 +282,7 @@ def test_the_recipe_reads_it(
     [
         slow("image_demo", 1),
         ("image_mathv", 0),
-        ("text_toolcall", 312),
+        slow("text_toolcall", 312),
         slow("text_alpaca", 144),
     ],
 )

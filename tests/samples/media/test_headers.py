@@ -133,7 +133,7 @@ def test_the_first_bytes_alone_are_no_image(data: bytes) -> None:
         )
     )
 )
-@settings(deadline=None, max_examples=1000)
+@settings(deadline=None, max_examples=300)
 def test_damaged_bytes_are_pillows_matter_or_make_no_difference(data: bytes) -> None:
     assert found_plain(data) in (None, found_by_pillow(data))
 

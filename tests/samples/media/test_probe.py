@@ -179,7 +179,7 @@ def test_a_cut_image_is_unreadable(format: str, kept: float) -> None:
 
 
 @given(st.sampled_from([*EXTENSIONS]), st.integers(0, 199), st.binary(max_size=4))
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=200)
 def test_damaged_bytes_raise_nothing_but_a_skip(format: str, at: int, noise: bytes) -> None:
     data = bytearray(picture(format=format))
     data[at : at + len(noise)] = noise
