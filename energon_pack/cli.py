@@ -26,7 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from energon_pack.config import ExecutorKind, ModelConfig, PackConfig, conf_dir, plain
 from energon_pack.config.compose import hydra_error_line
-from energon_pack.config.hydra_start import MULTIRUN, find_plugins, mode_by_option, parsed_arguments
+from energon_pack.config.hydra_start import find_plugins, parsed_arguments
 from energon_pack.config.naming import is_in_name_hash, output_name
 from energon_pack.config.validate import to_config
 from energon_pack.errors import PackError, refuse_password
@@ -48,6 +48,8 @@ from energon_pack.version import VERSION
 #: the environment variable with the keys of a sweep, for its jobs, wherever a launcher runs them
 _SWEPT_KEYS_VARIABLE = "ENERGON_PACK_SWEPT"
 
+
+_MULTIRUN = ("-m", "--multirun")
 _NOT_FOR_SLURM_JOBS = re.compile(
     r"\+{0,2}(executor|stage|output\.name)[.=]"
 )  # settings that each job of Slurm gets by itself
@@ -173,7 +175,7 @@ def main() -> NoReturn:
         sys.exit(0)
     if sys.argv[1:2] in (["--help"], ["-h"]) and sys.argv[2:]:
         _show_settings(sys.argv[2:])
-    sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in MULTIRUN)  # argparse wants these first
+    sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in _MULTIRUN)  # argparse wants these first
     prepare_process()
     forget_sweep()
     find_plugins(sys.argv)
@@ -184,8 +186,7 @@ def main() -> NoReturn:
         for word in sys.argv[1:]:
             refuse_password("", word)  # Hydra writes its arguments into the folder of a sweep
         os.environ[_SWEPT_KEYS_VARIABLE] = " ".join(_swept_keys(parsed_arguments().overrides))
-        with mode_by_option(sys.argv[1:]):
-            run()
+        run()
     except PackError as error:  # a job in another process raised it
         refusals.add(error)
     except (HydraException, OmegaConfBaseException) as error:

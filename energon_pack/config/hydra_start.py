@@ -5,15 +5,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from hydra._internal.hydra import Hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
 from hydra.version import VersionBase
 
 _STORAGE_CLIENT = "multistorageclient"
-#: the option of a sweep
-MULTIRUN = ("-m", "--multirun")
 
 
 def find_plugins(arguments: Sequence[str]) -> None:
@@ -33,21 +30,6 @@ def find_plugins(arguments: Sequence[str]) -> None:
 def parsed_arguments() -> Any:
     """Return the command's arguments as Hydra parses them: its options, and `overrides`."""
     return get_args_parser().parse_known_args()[0]
-
-
-@contextmanager
-def mode_by_option(arguments: Sequence[str]) -> Iterator[None]:
-    """Let `-m` alone say in the block whether a command is a sweep, where no word of it may set hydra.mode.
-
-    Hydra composes the whole config once more to ask for hydra.mode: a fifth of a second of each start.
-    """
-    ask = Hydra.get_mode
-    if not any("hydra" in word or word.startswith("-") for word in arguments if word not in MULTIRUN):
-        Hydra.get_mode = lambda *_, **__: None  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        Hydra.get_mode = ask  # type: ignore[method-assign]
 
 
 @contextmanager
