@@ -3,8 +3,7 @@
 Each row has a text and an image of 14 to 42 kB. `measure` takes texts and both ends of images, in the file's order;
 `write` takes texts and images in the order of a plan. pyarrow reads row groups, of which 256 MB are kept, or takes the
 rows of a shard of 1 GB in the file's order, and keeps them in a file until their turn. CPU seconds of a process each,
-the best of some rounds by turns. `--store` asks the same of a file in a store: requests and bytes of a few rows, by a
-server of the S3 protocol on this machine (PYTHONPATH=tests).
+the best of some rounds by turns.
 """
 
 import argparse
@@ -27,7 +26,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from energon_pack.run.lru_cache import LruCache
-from energon_pack.samples.bytes import as_file
 from energon_pack.sources.named_bytes import row_as_json
 from energon_pack.sources.storage import open_file
 from energon_pack.sources.table_rows import open_cell, row_json
@@ -75,8 +73,7 @@ def json_and_image(rows: pa.Table, index: int) -> tuple[bytes, bytes]:
 
 
 def by_groups(path: str, order: list[int], _: object) -> None:
-    source = as_file(open_file(path), 1 << 16) if "://" in path else path
-    file, kept = pq.ParquetFile(source), LruCache[int, pa.Table](256 << 20, lambda group: group.nbytes)
+    file, kept = pq.ParquetFile(path), LruCache[int, pa.Table](256 << 20, lambda group: group.nbytes)
     metadata = file.metadata
     firsts = [*accumulate((metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)), initial=0)]
     for number in order:
@@ -99,28 +96,6 @@ def sorted_and_kept(path: str, order: list[int], _: object) -> None:
                 os.pread(spill.fileno(), places[number][1], places[number][0])
 
 
-def print_store(num_rows: int) -> None:
-    """Print what reading a few rows in the order of a plan asks of a store, and of all rows of a file in order."""
-    from support.stores import WHO, Bucket, store_server
-
-    print("| file | rows a group | way | GET a row | bytes a row, of an image's |\n|---|---|---|---|---|")
-    with tempfile.TemporaryDirectory() as folder, store_server() as proxy:
-        os.environ.update(WHO, AWS_ENDPOINT_URL=proxy.url, MSC_CONFIG=f"{folder}/none.yaml")
-        bucket = Bucket("bench", proxy)
-        for group in (100, 1_000):
-            path = Path(folder, f"{num_rows}-{group}.parquet")
-            make(path, num_rows, group, "snappy")
-            bucket.put(path.name, path.read_bytes())
-            for way in ("by place", "pyarrow, groups kept"):
-                bucket.seen()
-                command = [sys.executable, __file__, "--case", way, "few", f"{bucket.address}/{path.name}"]
-                with tempfile.TemporaryDirectory() as blocks:
-                    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "TMPDIR": blocks})
-                counts = bucket.seen().counts
-                times = counts["bytes read"] / FEW / (path.stat().st_size / num_rows)
-                print(f"| parquet | {group:,} | {way} | {counts['GET'] / FEW:.2f} | {times:,.1f} × |", flush=True)
-
-
 WAYS = {"by place": by_place, "pyarrow, groups kept": by_groups, "pyarrow, sorted": sorted_and_kept}
 
 
@@ -129,7 +104,7 @@ def run_case(way: str, stage: str, path: str) -> None:
     order = [*range(int(Path(path).stem.split("-")[0]))]
     if stage != "measure":
         random.Random(1).shuffle(order)
-    order = order[: FEW if stage == "few" or (way == "pyarrow, groups kept" and stage == "write") else None]
+    order = order[: FEW if way == "pyarrow, groups kept" and stage == "write" else None]
     ends = (
         (lambda size: [slice(0, 1024), slice(size - 1024, size)])
         if stage == "measure"
@@ -171,11 +146,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--case", nargs=3, help="way, stage and file: one process of this benchmark")
-    parser.add_argument("--store", action="store_true", help="requests and bytes of a store")
     arguments = parser.parse_args()
-    if arguments.store:
-        print_store(arguments.rows)
-    elif arguments.case:
+    if arguments.case:
         run_case(*arguments.case)
     else:
         print_disk(arguments.rows, arguments.rounds)
