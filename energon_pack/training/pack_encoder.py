@@ -129,6 +129,8 @@ class PackEncoder:
         self.has_trees = made["content"].get("packing", {}).get("share", "none") != "none"
         #: whether labels stand where they are predicted
         self.labels_shifted = labels == "shifted"
+        #: a kind of `layout.loss_weights`
+        self.loss_weight = loss_weight
         #: how members are kept apart
         self.mask = attention_mask or made["mask"]
         #: most tokens of a pack (`own_pack` has another limit); None: the dataset does not say

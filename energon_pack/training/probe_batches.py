@@ -16,6 +16,7 @@ from energon_pack.training.forward_inputs import has_rope_rows
 from energon_pack.training.joining import join
 from energon_pack.training.layout import IGNORE, RowForm, neat
 from energon_pack.training.masks import answer_mask, reads_prefix_whole
+from energon_pack.training.model_wrappers import class_of
 from energon_pack.training.trial_inputs import PlacedSample, Probe, differentiable_copies, is_media_content
 
 #: tokens behind the last member
@@ -112,7 +113,7 @@ def plain_inputs(model: Any, member: Encoded, device: torch.device | None = None
     device = device or model.device
     ids, types = member.tokens.ids[None].to(device), member.tokens.types[None].to(device)
     inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    accepted = inspect.signature(model.forward).parameters
+    accepted = inspect.signature(class_of(model).forward).parameters  # a trainer may replace the model's own
     # Without images no processor gives token_type_ids; GPT-2 would add embeddings for them.
     kinds = ("mm_token_type_ids", "token_type_ids") if member.tokens.types.any() else ("mm_token_type_ids",)
     inputs |= {name: types for name in kinds if name in accepted}
