@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -153,6 +153,8 @@ class EncodedMembers(Sequence[Encoded]):
     #: of each member, as in `Encoded`
     num_images: list[int]
     num_videos: list[int]
+    #: how much of each media input of the pack is each member's; inputs of which nothing tells it are left out
+    media_lens: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, members: Sequence[Encoded]) -> "EncodedMembers":
@@ -174,6 +176,52 @@ class EncodedMembers(Sequence[Encoded]):
             return [*self][index]
         counts = self.num_images[index], self.num_videos[index]
         return Encoded(self.sample_ids[index], self.tokens[index], {}, *counts)
+
+
+#: boundaries of the members of a batch that were told last, and their parts of each media input; None: told twice
+_TOLD: dict[tuple[int, ...], Mapping[str, Sequence[int]] | None] = {}
+_MOST_TOLD = 1024
+
+
+class ToldBatch(dict[str, Any]):
+    """A mapping that remembers how much of each media input is each member's, in its copies and after a loader's queue.
+
+    No model takes such an input, and trainers make new mappings: `guard` finds it again by the boundaries of members.
+    """
+
+    #: boundaries of the members, and their parts of each media input
+    media_lens: tuple[tuple[int, ...], Mapping[str, Sequence[int]]] | None = None
+
+    def told_by(self, other: "ToldBatch") -> Self:
+        """Tell what another mapping tells; return this one."""
+        self.__setstate__(vars(other))
+        return self
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state)
+        if self.media_lens is not None:
+            boundaries, lens = self.media_lens
+            _TOLD[boundaries] = lens if _TOLD.pop(boundaries, lens) == lens else None
+            if len(_TOLD) > _MOST_TOLD:
+                _TOLD.pop(next(iter(_TOLD)), None)
+
+
+def joined_lens(media: Iterable[str], packs: Sequence[EncodedMembers]) -> dict[str, list[int]]:
+    """Return how much of each media input of a batch is each member's, by that of its packs; trees tell nothing."""
+    if any(pack.tokens.is_tree for pack in packs):
+        return {}
+    nothing = [[0] * len(pack) if not pack.media_lens else [] for pack in packs]
+    each = {
+        name: [n for pack, none in zip(packs, nothing, strict=True) for n in pack.media_lens.get(name, none)]
+        for name in media
+    }
+    num = sum(map(len, packs))
+    return {name: lens for name, lens in each.items() if len(lens) == num}
+
+
+def told_media_lens(boundaries: Tensor | None) -> Mapping[str, Sequence[int]]:
+    """Return how much of each media input is each member's, of the batch with these boundaries; empty: not known."""
+    return (_TOLD.get(tuple(boundaries.tolist())) or {}) if boundaries is not None else {}
 
 
 class BadPack(ValueError):

@@ -22,7 +22,7 @@ from energon_pack.samples.member import MemberInput
 from energon_pack.samples.pack_reader import PackMembers
 from energon_pack.samples.tokens import LengthError
 from energon_pack.training.batch import PackedBatch, VisualInputs
-from energon_pack.training.encoded import BadPack, EncodedMembers, Members, Pack
+from energon_pack.training.encoded import BadPack, EncodedMembers, Members, Pack, joined_lens
 from energon_pack.training.forward_inputs import MEDIA_KEYS, refuse_missing_kernels, refuse_several_rows
 from energon_pack.training.joining import JoinError
 from energon_pack.training.layout import IGNORE, Batch, RowForm, neat, seq_idx
@@ -222,6 +222,8 @@ class PackEncoder:
             media = self._joined_media(packs)
         except ValueError as error:
             raise BadPack(f"{', '.join(pack.key for pack in packs)}: {error}") from None
+        if media and self.layout == "neat":
+            batch.media_lens = tuple(batch["cu_seq_lens_q"].tolist()), joined_lens(media, members)
         batch |= self._media(media, batch, any(map(any, (one.num_images for one in members))))
         batch |= {
             "n_images_per_sample": self._media_counts([one.num_images for one in members]),
