@@ -16,9 +16,9 @@ from energon_pack.training.layout import shifted_weights
 from energon_pack.training.masks import BOUNDARY_MARK, outline_of
 from energon_pack.training.member_encoder import media_in_order
 from energon_pack.training.model_wrappers import class_of, unwrapped
-from energon_pack.training.probe_batches import plain_inputs
 from energon_pack.training.processor_calls import ProcessorCalls
 from energon_pack.training.recording import unchecked
+from energon_pack.training.trial_inputs import plain_inputs
 
 #: keys of a batch from which a forward would compute a loss
 _LOSS_KEYS = {*LOSS_KEYS, "shift_labels"}
@@ -73,7 +73,7 @@ def _loss_sums(model: Any, collator: Collator, row: Any) -> Iterator[tuple[float
     for sample in _samples_of(packs, int(row[EPOCH_COLUMN]), int(row[PACK_COLUMN]), process):
         tokens = sample.tokens
         weights = shifted_weights(Members.of([tokens]), packs.encoder.loss_weight, shifted=False)
-        output = kind.forward(model, **plain_inputs(model, sample))
+        output = kind.forward(model, **plain_inputs(kind, sample, model.config, model.device))
         yield *_sums(output, {"labels": tokens.labels[None], "loss_weight": weights[None]}), 1
 
 
