@@ -36,7 +36,7 @@ def test_a_model_is_tried_for_as_long_as_it_trains() -> None:
 
 def test_new_sizes_are_tried_by_and_by_with_their_gradients() -> None:
     made = tried(1500, range(1501))
-    assert [*made] == [1, 2, 4, 8, 16, 25, 50, 75, 100, 150, 200, *range(300, 1001, 100), 1200, 1400]
+    assert [*made] == [1, 2, 4, 8, 16, 25, 50, 75, *range(100, 1001, 100), 1200, 1400]
     assert all(one.compares_gradients and one.num_members >= 4 for one in made.values())
 
 
@@ -44,7 +44,7 @@ def test_ten_thousand_steps_take_one_in_a_hundred_more() -> None:
     """By forwards: a step is three. New sizes come up in the first slots."""
     for num, share in ((1000, 0.03), (10_000, 0.01)):
         forwards = 0.0
-        for number, one in tried(num, (4, 8, 16, 25, 75, 150, 300)).items():
+        for number, one in tried(num, (4, 8, 16, 25, 75, 200, 300)).items():
             backward = 1 if one.compares_gradients else 1 / 3
             alone = ALONE * one.num_members / 2 if number > 2 else PACKED
             forwards += backward * (PACKED + alone) + CHANCE + WORDS * one.replaces_words
