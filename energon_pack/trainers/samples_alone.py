@@ -16,9 +16,9 @@ from energon_pack.training.layout import shifted_weights
 from energon_pack.training.masks import BOUNDARY_MARK, outline_of
 from energon_pack.training.member_encoder import media_in_order
 from energon_pack.training.model_wrappers import class_of, unwrapped
+from energon_pack.training.probe_batches import plain_inputs
 from energon_pack.training.processor_calls import ProcessorCalls
 from energon_pack.training.recording import unchecked
-from energon_pack.training.trial_inputs import plain_inputs
 
 #: keys of a batch from which a forward would compute a loss
 _LOSS_KEYS = {*LOSS_KEYS, "shift_labels"}

@@ -1,6 +1,6 @@
 """A sample as tensors, and a pack of such samples."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
@@ -12,7 +12,6 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from energon_pack.training.joining import Join
-
 
 #: label of a token that is not trained on
 IGNORE = -100
@@ -178,16 +177,12 @@ class EncodedMembers(Sequence[Encoded]):
         return Encoded(self.sample_ids[index], self.tokens[index], {}, *counts)
 
 
-#: boundaries of the members of a batch that were told last, and their parts of each media input; None: told twice
-_TOLD: dict[tuple[int, ...], Mapping[str, Sequence[int]] | None] = {}
-_MOST_TOLD = 1024
+#: by the boundaries of a batch's members, their parts of each media input; None: batches tell different ones
+TOLD_MEDIA_LENS: dict[tuple[int, ...], Mapping[str, Sequence[int]] | None] = {}
 
 
 class ToldBatch(dict[str, Any]):
-    """A mapping that remembers how much of each media input is each member's, in its copies and after a loader's queue.
-
-    No model takes such an input, and trainers make new mappings: `guard` finds it again by the boundaries of members.
-    """
+    """A mapping that tells `guard` whose media are whose, and so do its copies in any process."""
 
     #: boundaries of the members, and their parts of each media input
     media_lens: tuple[tuple[int, ...], Mapping[str, Sequence[int]]] | None = None
@@ -200,28 +195,10 @@ class ToldBatch(dict[str, Any]):
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         vars(self).update(state)
         if self.media_lens is not None:
-            boundaries, lens = self.media_lens
-            _TOLD[boundaries] = lens if _TOLD.pop(boundaries, lens) == lens else None
-            if len(_TOLD) > _MOST_TOLD:
-                _TOLD.pop(next(iter(_TOLD)), None)
-
-
-def joined_lens(media: Iterable[str], packs: Sequence[EncodedMembers]) -> dict[str, list[int]]:
-    """Return how much of each media input of a batch is each member's, by that of its packs; trees tell nothing."""
-    if any(pack.tokens.is_tree for pack in packs):
-        return {}
-    nothing = [[0] * len(pack) if not pack.media_lens else [] for pack in packs]
-    each = {
-        name: [n for pack, none in zip(packs, nothing, strict=True) for n in pack.media_lens.get(name, none)]
-        for name in media
-    }
-    num = sum(map(len, packs))
-    return {name: lens for name, lens in each.items() if len(lens) == num}
-
-
-def told_media_lens(boundaries: Tensor | None) -> Mapping[str, Sequence[int]]:
-    """Return how much of each media input is each member's, of the batch with these boundaries; empty: not known."""
-    return (_TOLD.get(tuple(boundaries.tolist())) or {}) if boundaries is not None else {}
+            key, lens = self.media_lens
+            TOLD_MEDIA_LENS[key] = lens if TOLD_MEDIA_LENS.pop(key, lens) == lens else None
+            for oldest in [*TOLD_MEDIA_LENS][:-1024]:
+                TOLD_MEDIA_LENS.pop(oldest, None)
 
 
 class BadPack(ValueError):
@@ -238,12 +215,6 @@ class Pack:
     media: dict[str, Tensor]
     #: sample ids of members that were left out
     dropped: list[str]
-
-
-def text_sample(ids: Tensor, rows: Iterable[str] = ()) -> Encoded:
-    """Return a text sample of token ids [L], trained on all but the first; inputs named in `rows` are zeros [L]."""
-    zeros, labels = torch.zeros_like(ids), torch.cat([torch.full((1,), IGNORE), ids[1:]])
-    return Encoded("text", Member(ids, labels, zeros, rows=dict.fromkeys(rows, zeros)))
 
 
 #: argument of `forward` and of `get_rope_index` that says that videos have sound

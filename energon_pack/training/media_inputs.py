@@ -19,6 +19,7 @@ from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.tokens import SeenMedium
 from energon_pack.templates.full_processor import quiet_transformers
 from energon_pack.training.byte_calls import ByteCalls
+from energon_pack.training.encoded import EncodedMembers
 from energon_pack.training.joining import Join, JoinError, find_joins, join
 from energon_pack.training.processor_calls import ProcessorCalls, TokenFunction, trial_media, trial_members
 
@@ -270,3 +271,16 @@ def _empty(shape: Sequence[int]) -> Tensor:
 
 def _are_same(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def joined_lens(media: Iterable[str], packs: Sequence[EncodedMembers]) -> dict[str, list[int]]:
+    """Return how much of each media input of a batch is each member's, by that of its packs; trees tell nothing."""
+    if any(pack.tokens.is_tree for pack in packs):
+        return {}
+    nothing = [[0] * len(pack) if not pack.media_lens else [] for pack in packs]
+    each = {
+        name: [n for pack, none in zip(packs, nothing, strict=True) for n in pack.media_lens.get(name, none)]
+        for name in media
+    }
+    num = sum(map(len, packs))
+    return {name: lens for name, lens in each.items() if len(lens) == num}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from energon_pack.training.batch_members import MemberPlaces, MemberSizes, is_layout_input
-from energon_pack.training.encoded import told_media_lens
+from energon_pack.training.encoded import TOLD_MEDIA_LENS
 from energon_pack.training.model_wrappers import configs_in
 from energon_pack.training.recording import tokens_of
 from energon_pack.training.trial_inputs import SOUND_INPUTS
@@ -100,6 +100,11 @@ def media_shares(
         elif (found := _ends(name, value.shape[dim], media, own)) is not None:
             ends[name] = dim, found
     return MediaShares(ends, frozenset(media.keys() - ends.keys()))
+
+
+def told_media_lens(boundaries: Tensor | None) -> Mapping[str, Sequence[int]]:
+    """Return how much of each media input is each member's, of the batch with these boundaries; empty: not known."""
+    return (TOLD_MEDIA_LENS.get(tuple(boundaries.tolist())) or {}) if boundaries is not None else {}
 
 
 def _ends(name: str, length: int, media: Mapping[str, Tensor], types: Sequence[Tensor]) -> list[int] | None:

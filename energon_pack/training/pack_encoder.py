@@ -22,10 +22,11 @@ from energon_pack.samples.member import MemberInput
 from energon_pack.samples.pack_reader import PackMembers
 from energon_pack.samples.tokens import LengthError
 from energon_pack.training.batch import PackedBatch, VisualInputs
-from energon_pack.training.encoded import BadPack, EncodedMembers, Members, Pack, joined_lens
+from energon_pack.training.encoded import BadPack, EncodedMembers, Members, Pack
 from energon_pack.training.forward_inputs import MEDIA_KEYS, refuse_missing_kernels, refuse_several_rows
 from energon_pack.training.joining import JoinError
 from energon_pack.training.layout import IGNORE, Batch, RowForm, neat, seq_idx
+from energon_pack.training.media_inputs import joined_lens
 from energon_pack.training.member_encoder import Encoded, MemberEncoder, UnreadMember
 from energon_pack.training.processor_calls import keep_pages_in_worker
 from energon_pack.training.rope import RopeRowsError

@@ -1,5 +1,6 @@
 """Make batches of samples to try a model with, and the inputs of each sample alone."""
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,16 +11,17 @@ import torch
 from torch import Tensor
 
 from energon_pack.training.batch import PackedBatch
-from energon_pack.training.encoded import Encoded
+from energon_pack.training.encoded import USE_AUDIO_IN_VIDEO, Encoded, has_audio_in_video
 from energon_pack.training.forward_inputs import has_rope_rows
 from energon_pack.training.joining import join
 from energon_pack.training.layout import IGNORE, RowForm, neat
+from energon_pack.training.masks import answer_mask, reads_prefix_whole
 from energon_pack.training.trial_inputs import (
+    TYPE_INPUTS,
     PlacedSample,
     Probe,
     differentiable_copies,
     is_media_content,
-    plain_inputs,
 )
 
 #: tokens behind the last member
@@ -89,6 +91,28 @@ def plain_logits(model: Any, member: Encoded) -> Tensor:
     with torch.no_grad():
         logits: Tensor = model(**plain_inputs(model, member, model.config, model.device)).logits[0]
     return logits
+
+
+def plain_inputs(owner: Any, sample: Encoded, config: Any, device: torch.device) -> dict[str, Any]:
+    """Return the inputs of a sample alone, batch size 1, as a processor gives them: no positions, a mask of ones.
+
+    `owner` has the `forward` that is given them: a model, a part of one, or a class.
+    """
+    tokens = sample.tokens
+    ids, types, labels = (one[None].to(device) for one in (tokens.ids, tokens.types, tokens.labels))
+    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    accepted = inspect.signature(owner.forward).parameters
+    # without media no processor gives token_type_ids; GPT-2 would add embeddings for them
+    kinds = TYPE_INPUTS if bool(types.any()) else TYPE_INPUTS[:1]
+    inputs |= {name: types for name in kinds if name in accepted}
+    if USE_AUDIO_IN_VIDEO in accepted and has_audio_in_video(tokens.types):
+        inputs[USE_AUDIO_IN_VIDEO] = True
+    if reads_prefix_whole(owner, config):
+        inputs["token_type_ids"] = answer_mask(inputs["attention_mask"], labels).long()
+    inputs |= {name: value.to(device) for name, value in sample.media.items()}
+    if sample.media:
+        inputs |= {name: row[None].to(device) for name, row in tokens.rows.items()}
+    return {**inputs, "use_cache": False}
 
 
 _LOSS_WEIGHT = "sample"  # each sample's own number of trained tokens counts

@@ -1,6 +1,5 @@
 """Find members in the inputs of a forward; name what its inputs are."""
 
-import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,9 +12,8 @@ import torch
 from torch import Tensor
 
 from energon_pack.training.batch import PackedBatch
-from energon_pack.training.encoded import USE_AUDIO_IN_VIDEO, Encoded, has_audio_in_video
+from energon_pack.training.encoded import Encoded
 from energon_pack.training.forward_inputs import MEDIA_KEYS, MixingError, text_positions
-from energon_pack.training.masks import answer_mask, reads_prefix_whole
 from energon_pack.training.model_wrappers import configs_in
 from energon_pack.training.recording import tokens_of
 
@@ -100,28 +98,6 @@ def differentiable_copies(media: Mapping[str, Tensor]) -> dict[str, Tensor]:
         for name, value in media.items()
         if value.is_floating_point() and is_media_content(name)
     }
-
-
-def plain_inputs(owner: Any, sample: Encoded, config: Any, device: torch.device) -> dict[str, Any]:
-    """Return the inputs of a sample alone, batch size 1, as a processor gives them: no positions, a mask of ones.
-
-    `owner` has the `forward` that is given them: a model, a part of one, or a class.
-    """
-    tokens = sample.tokens
-    ids, types, labels = (one[None].to(device) for one in (tokens.ids, tokens.types, tokens.labels))
-    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    accepted = inspect.signature(owner.forward).parameters
-    # without media no processor gives token_type_ids; GPT-2 would add embeddings for them
-    kinds = TYPE_INPUTS if bool(types.any()) else TYPE_INPUTS[:1]
-    inputs |= {name: types for name in kinds if name in accepted}
-    if USE_AUDIO_IN_VIDEO in accepted and has_audio_in_video(tokens.types):
-        inputs[USE_AUDIO_IN_VIDEO] = True
-    if reads_prefix_whole(owner, config):
-        inputs["token_type_ids"] = answer_mask(inputs["attention_mask"], labels).long()
-    inputs |= {name: value.to(device) for name, value in sample.media.items()}
-    if sample.media:
-        inputs |= {name: row[None].to(device) for name, row in tokens.rows.items()}
-    return {**inputs, "use_cache": False}
 
 
 @cache

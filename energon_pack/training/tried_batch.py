@@ -15,6 +15,7 @@ from energon_pack.training.encoded import Encoded
 from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.layout import IGNORE, Member
 from energon_pack.training.media_shares import MediaShares
+from energon_pack.training.probe_batches import plain_inputs
 from energon_pack.training.recording import tokens_of
 from energon_pack.training.trial_inputs import (
     PlacedSample,
@@ -22,7 +23,6 @@ from energon_pack.training.trial_inputs import (
     differentiable_copies,
     flag_inputs,
     is_media_content,
-    plain_inputs,
     special_ids,
     without_loss,
 )

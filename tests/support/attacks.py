@@ -9,7 +9,7 @@ from torch import Tensor
 Function: Any = torch.autograd.Function
 
 
-def on_norm(model: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def on_norm(model: Any, change: Callable[[Tensor], Any]) -> Any:
     return model.model.norm.register_forward_hook(lambda _, __, out: change(out))
 
 

@@ -24,6 +24,7 @@ from energon_pack.training import member_encoder
 from energon_pack.training.batch import total_weight, weighted_loss
 from energon_pack.training.encoded import BadPack
 from energon_pack.training.member_encoder import MemberEncoder
+from energon_pack.training.rope import rope_positions
 from support.alone import demo_model, pack_demo
 from support.running import need_torchvision
 
@@ -202,8 +203,8 @@ def test_a_fault_of_the_encoder_itself_is_noticed(
 
         monkeypatch.setattr(MemberEncoder, "encode_all", encode_all)
     else:
-        rows_of = member_encoder.rope_positions
-        monkeypatch.setattr(member_encoder, "rope_positions", lambda *given, **media: rows_of(*given, **media) // 2)
+        halved: Callable[..., torch.Tensor] = lambda *given, **media: rope_positions(*given, **media) // 2  # noqa: E731
+        monkeypatch.setattr(member_encoder, "rope_positions", halved)
     with pytest.raises(PackError, match="members see each other, or the loss is another one"):
         check_trainer(Trainer(unguarded, packs))
 

@@ -25,11 +25,11 @@ Attack = Callable[[Any], Any]
 NUM_BATCHES, WIDTH = 100, 192
 
 
-def on_layer(model: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def on_layer(model: Any, change: Callable[[Tensor], Any]) -> Any:
     return model.model.layers[1].mlp.register_forward_hook(lambda _, __, out: change(out))
 
 
-def on_embeddings(model: Any, change: Callable[[Tensor, Tensor], Tensor]) -> Any:
+def on_embeddings(model: Any, change: Callable[[Tensor, Tensor], Any]) -> Any:
     return model.model.embed_tokens.register_forward_hook(lambda _, args, out: change(args[0], out))
 
 
@@ -50,7 +50,7 @@ def seen_positions(model: Any) -> list[Tensor]:
     return seen
 
 
-def changed_positions(model: Any, change: Callable[[Tensor], Tensor]) -> None:
+def changed_positions(model: Any, change: Callable[[Tensor], Any]) -> None:
     def enter(_: Any, args: Any, given: dict[str, Any]) -> Any:
         positions = given.get("position_ids")
         return args, given if positions is None else {**given, "position_ids": change(positions.clone())}
@@ -66,7 +66,7 @@ def a_mean_through_a_detach(model: Any) -> None:
 def gradients_of_the_second_member(model: Any) -> None:
     seen = seen_positions(model)
 
-    def change(x: Tensor) -> Tensor:
+    def change(x: Tensor) -> Any:
         second = ((seen[0] == 0).cumsum(1) == 2)[..., None]
         return Turned.apply(x, lambda grad: grad + 0.1 * second * grad.mean(1, keepdim=True))
 
@@ -142,7 +142,7 @@ def a_scale_of_eight_bits_over_the_row(model: Any) -> None:
 def most_tokens_of_the_row(model: Any) -> None:
     """Mixture of depths: an MLP takes four fifths of the tokens."""
 
-    def change(x: Tensor) -> Tensor:
+    def change(x: Tensor) -> Any:
         sizes = x.detach().norm(dim=-1)
         return x * (sizes >= sizes.quantile(0.2, dim=1, keepdim=True))[..., None]
 
@@ -150,7 +150,7 @@ def most_tokens_of_the_row(model: Any) -> None:
 
 
 def a_scan_without_reset(model: Any) -> None:
-    def change(x: Tensor) -> Tensor:
+    def change(x: Tensor) -> Any:
         places = torch.arange(x.shape[1])
         return x + 0.02 * (0.8 ** (places[:, None] - places).clamp(min=0)).tril(-1) @ x
 
@@ -170,7 +170,7 @@ def one_word_is_seen_by_all_behind_it(model: Any) -> None:
 
 
 def tokens_behind_the_last_block(model: Any) -> None:
-    def change(x: Tensor) -> Tensor:
+    def change(x: Tensor) -> Any:
         start = x.shape[1] // 16 * 16
         return torch.cat([x[:, :start], mixed(x)[:, start:]], 1) if start else x
 
@@ -178,7 +178,7 @@ def tokens_behind_the_last_block(model: Any) -> None:
 
 
 def groups_of_sixteen_tokens(model: Any) -> None:
-    def change(x: Tensor) -> Tensor:
+    def change(x: Tensor) -> Any:
         groups = pad(x, (0, 0, 0, -x.shape[1] % 16)).unflatten(1, (-1, 16))
         scaled = groups / (groups.square().mean((2, 3), keepdim=True) + 1e-3).sqrt()
         return scaled.flatten(1, 2)[:, : x.shape[1]]
@@ -220,7 +220,7 @@ def batch(random: Random) -> dict[str, Any]:
 def train(attack: Attack, seed: int, is_of_packs: bool) -> None:
     random, model = Random(seed), make_model("llama")
     attack(model)
-    guard(model, **({} if is_of_packs else {"batches": [batch(random)]}))
+    guard(model, batches=None if is_of_packs else [batch(random)])
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     for _ in range(NUM_BATCHES):
         model(**batch(random)).loss.backward()

@@ -2,7 +2,7 @@
 
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -10,12 +10,12 @@ from torch.utils.data import DataLoader
 
 from energon_pack.dataset.packing_template import load_template
 from energon_pack.trainers.on_disk import PackedDataset
-from energon_pack.training import encoded, trials
+from energon_pack.training import trials
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.batch_members import MemberPlaces
-from energon_pack.training.encoded import ToldBatch, told_media_lens
+from energon_pack.training.encoded import TOLD_MEDIA_LENS, ToldBatch
 from energon_pack.training.guards import guard
-from energon_pack.training.media_shares import media_shares
+from energon_pack.training.media_shares import MediaShares, media_shares, told_media_lens
 from support.alone import demo_model, pack_demo
 from support.running import need_torchvision
 
@@ -23,8 +23,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(autouse=True)
-def nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoded, "_TOLD", {})
+def nothing_told() -> None:
+    TOLD_MEDIA_LENS.clear()
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +40,8 @@ def packs(folder: Path, demo: tuple[Path, Path]) -> PackedDataset:
 
 def alone(packs: PackedDataset, number: int) -> list[dict[str, int]]:
     """How many rows of each input each member has by itself."""
-    encode = packs.encoder.members.encode
-    return [{name: len(value) for name, value in encode(one).media.items()} for one in packs.members(0, number)]
+    members: Any = packs.members(0, number)
+    return [{name: len(value) for name, value in packs.encoder.members.encode(one).media.items()} for one in members]
 
 
 def told(inputs: Any) -> Any:
@@ -58,18 +58,18 @@ def test_a_batch_of_packs_tells_how_much_of_each_input_is_each_member_s(packs: P
     assert {name for name in inputs if "lens" in name} == {"cu_seq_lens_q", "cu_seq_lens_k"}
 
 
-def test_it_survives_workers_and_copies(packs: PackedDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_survives_workers_and_copies(packs: PackedDataset) -> None:
     """Trainers make a new mapping of the batch's tensors, which has none of the batch's attributes."""
     (number, *_) = (number for number in range(len(packs)) if packs[number].media)
-    batch = packs.collate([packs[number]])
+    batch, numbers = packs.collate([packs[number]]), cast(Any, [number])
     expected = told(batch.model_inputs())
     assert expected
     for way in (
         lambda: PackedBatch({**batch.to("cpu").in_one_buffer().model_inputs()}),
         lambda: PackedBatch({**pickle.loads(pickle.dumps(batch.model_inputs()))}),
-        lambda: next(iter(DataLoader([number], collate_fn=Model(packs), num_workers=1))),
+        lambda: next(iter(DataLoader(numbers, collate_fn=Model(packs), num_workers=1))),
     ):
-        monkeypatch.setattr(encoded, "_TOLD", {})
+        TOLD_MEDIA_LENS.clear()
         assert told(way()) == expected
 
 
@@ -79,7 +79,7 @@ class Model:
     def __init__(self, packs: PackedDataset):
         self.packs = packs
 
-    def __call__(self, numbers: list[int]) -> PackedBatch:
+    def __call__(self, numbers: list[int]) -> dict[str, Any]:
         batch = self.packs.collate([self.packs[number] for number in numbers])
         return PackedBatch({**batch}).told_by(batch).model_inputs()
 
@@ -116,8 +116,13 @@ def test_guard_takes_what_packs_tell(
     """No grid and no run of tokens is looked at."""
     monkeypatch.setattr("energon_pack.training.media_shares._ends", lambda *_: pytest.fail("guessed"))
     model = demo_model(load_template(folder, str(demo[1])))
-    seen, shares_of = [], trials.media_shares
-    monkeypatch.setattr(trials, "media_shares", lambda *given: seen.append(shares_of(*given)) or seen[-1])
+    seen: list[MediaShares] = []
+
+    def noted(*given: Any) -> MediaShares:
+        seen.append(media_shares(*given))
+        return seen[-1]
+
+    monkeypatch.setattr(trials, "media_shares", noted)
     held = guard(model, packs.encoder)
     (number, *_) = (number for number in range(len(packs)) if packs[number].media)
     model(**packs.collate([packs[number]]).model_inputs(model))

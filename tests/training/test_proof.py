@@ -354,9 +354,9 @@ class LikeLigerMLP(torch.nn.Module):
 
     def __init__(self, config: Any):
         super().__init__()
-        sizes = config.hidden_size, config.intermediate_size
-        self.gate_proj, self.up_proj = (torch.nn.Linear(*sizes, bias=False) for _ in range(2))
-        self.down_proj = torch.nn.Linear(*reversed(sizes), bias=False)
+        width, inner = config.hidden_size, config.intermediate_size
+        self.gate_proj, self.up_proj = (torch.nn.Linear(width, inner, bias=False) for _ in range(2))
+        self.down_proj = torch.nn.Linear(inner, width, bias=False)
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.down_proj(torch.nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
@@ -383,7 +383,8 @@ def like_liger(model: Any, mlp: type[LikeLigerMLP], patch: pytest.MonkeyPatch) -
     patch.setattr(modeling, "Qwen2RMSNorm", LikeLigerNorm)
     patch.setattr(modeling, "Qwen2MLP", mlp)
     norms = [part for part in model.modules() if type(part).__name__ == "Qwen2RMSNorm"]
-    for part, kind in [*((one, LikeLigerNorm) for one in norms), *((one.mlp, mlp) for one in model.model.layers)]:
+    pairs: list[tuple[Any, Any]] = [(one, LikeLigerNorm) for one in norms]
+    for part, kind in [*pairs, *((one.mlp, mlp) for one in model.model.layers)]:
         vars(part)["forward"] = MethodType(kind.forward, part)
         vars(part)["_get_name"] = MethodType(lambda _, name=kind.__name__: name, part)
     for norm in norms:
