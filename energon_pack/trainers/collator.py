@@ -55,7 +55,8 @@ class Collator:
         batch: PackedBatch = self.packs.encoder.batch(packs)
         if self.weights:
             inputs = batch.model_inputs(self._outline, labels=False)
-            return {**inputs, **{name: batch[name] for name in LOSS_KEYS if name in batch}}
+            inputs |= {name: batch[name] for name in LOSS_KEYS if name in batch}
+            return inputs
         if batch.get("is_weighted"):
             raise BadPack(
                 f"{', '.join(pack.key for pack in packs)}: tokens have weights other than 1, which a trainer's own loss"

@@ -1,18 +1,23 @@
 """Run the samples of two packs alone: `check_trainer` compares a trainer's loss over the packs with theirs."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from energon_pack.errors import amount
+from energon_pack.samples.media.prepared import prepared_media
 from energon_pack.trainers.collator import EPOCH_COLUMN, LOSS_KEYS, PACK_COLUMN, Collator
 from energon_pack.training.batch import total_weight, weighted_loss
-from energon_pack.training.encoded import Pack
+from energon_pack.training.encoded import Encoded, Members
 from energon_pack.training.host_reads import HostReads
+from energon_pack.training.layout import shifted_weights
 from energon_pack.training.masks import BOUNDARY_MARK, outline_of
+from energon_pack.training.member_encoder import media_in_order
 from energon_pack.training.model_wrappers import class_of, unwrapped
+from energon_pack.training.probe_batches import plain_inputs
+from energon_pack.training.processor_calls import ProcessorCalls
 from energon_pack.training.recording import unchecked
 
 #: keys of a batch from which a forward would compute a loss
@@ -42,39 +47,53 @@ def run_samples_alone(trainer: Any, collator: Collator, rows: Sequence[Any]) -> 
     summed, trained, num = [], [], 0
     try:
         model.eval()
-        with unchecked(model):
+        with unchecked(model), torch.no_grad():
             for row in rows:
-                of_pack, tokens = 0.0, 0.0
-                for pack in _single_sample_packs(collator, row):
-                    ce, count = _loss_sums(model, collator, pack)
-                    of_pack, tokens, num = of_pack + ce, tokens + count, num + len(pack.members)
-                summed.append(of_pack)
-                trained.append(tokens)
+                each = [*_loss_sums(model, collator, row)]
+                summed.append(sum(one[0] for one in each))
+                trained.append(sum(one[1] for one in each))
+                num += sum(one[2] for one in each)
     finally:
         model.train(training)
     return LossSumsAlone(summed, trained, num)
 
 
-def _single_sample_packs(collator: Collator, row: Any) -> Iterator[Pack]:
-    """Yield each member of a pack as its own pack; for a stream, which keeps no samples, yield the pack itself."""
-    if not (isinstance(row, Mapping) and hasattr(collator.packs, "members")):
-        yield collator.pack_of_row(row)
+def _loss_sums(model: Any, collator: Collator, row: Any) -> Iterator[tuple[float, float, int]]:
+    """Yield Σ w·ce, Σ w and the number of samples of each forward: of each sample alone, in transformers' plain way.
+
+    Only ids, labels and weights are the pack's; a stream keeps no samples, so its pack is one forward.
+    """
+    packs, kind = collator.packs, class_of(model)
+    if not (isinstance(row, Mapping) and hasattr(packs, "members")):
+        pack = collator.pack_of_row(row)
+        output = kind.forward(model, **_forward_inputs(collator.batch_of_packs([pack]), model))
+        yield *_sums(output, packs.encoder.batch([pack])), len(pack.members)
         return
-    epoch, number = int(row[EPOCH_COLUMN]), int(row[PACK_COLUMN])
-    for member in collator.packs.members(epoch, number):
-        pack = collator.packs.encoder.encode(f"{epoch}/{number}", [member])
-        if pack is not None:
-            yield pack
+    process = ProcessorCalls(packs.encoder.rules)
+    for sample in _samples_of(packs, int(row[EPOCH_COLUMN]), int(row[PACK_COLUMN]), process):
+        tokens = sample.tokens
+        weights = shifted_weights(Members.of([tokens]), packs.encoder.loss_weight, shifted=False)
+        output = kind.forward(model, **plain_inputs(kind, sample, model.config, model.device))
+        yield *_sums(output, {"labels": tokens.labels[None], "loss_weight": weights[None]}), 1
 
 
-@torch.no_grad()
-def _loss_sums(model: Any, collator: Collator, pack: Pack) -> tuple[float, float]:
-    """Return Σ w·ce and Σ w of a pack."""
-    inputs = collator.batch_of_packs([pack])
-    of_loss = collator.packs.encoder.batch([pack])
-    arguments = {name: _to_device(value, model.device) for name, value in inputs.items() if name not in _LOSS_KEYS}
-    logits = class_of(model).forward(model, **arguments).logits
-    return float(weighted_loss(logits, of_loss, torch.ones(()))), float(total_weight(of_loss))
+def _samples_of(packs: Any, epoch: int, number: int, process: ProcessorCalls) -> Iterator[Encoded]:
+    """Yield the samples of a pack, each with the media inputs of a call of the processor for this sample alone."""
+    for member in packs.members(epoch, number):
+        pack = packs.encoder.encode(f"{epoch}/{number}", [member])
+        if pack is None:  # left out of its pack, too
+            continue
+        seen = packs.encoder.members.tokens_of(member).media
+        prepared = prepared_media(packs.encoder.rules, seen, media_in_order(member, seen))
+        yield replace(pack.members[0], media=process([prepared]) if prepared.order else {})
+
+
+def _sums(output: Any, batch: Mapping[str, Any]) -> tuple[float, float]:
+    return float(weighted_loss(output.logits, batch, torch.ones(()))), float(total_weight(batch))
+
+
+def _forward_inputs(batch: Mapping[str, Any], model: Any) -> dict[str, Any]:
+    return {name: _to_device(value, model.device) for name, value in batch.items() if name not in _LOSS_KEYS}
 
 
 @torch.no_grad()
@@ -87,9 +106,7 @@ def describe_host_reads(trainer: Any, collator: Collator, rows: Sequence[Any]) -
     proof = outline_of(model).tower
     media_counts_of = []
     for row in rows:
-        inputs = {
-            name: _to_device(value, model.device) for name, value in collator([row]).items() if name not in _LOSS_KEYS
-        }
+        inputs = _forward_inputs(collator([row]), model)
         names = inputs.keys() & (proof.names if proof else set())
         kept = [inputs[name] for name in names if proof and proof.keeps_boundaries_on_host and BOUNDARY_MARK in name]
         plain = {name: value for name, value in inputs.items() if name not in names}

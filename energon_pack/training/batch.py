@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from energon_pack.training.encoded import ToldBatch
 from energon_pack.training.forward_inputs import MEDIA_KEYS, NOT_GUARDED_ERROR, MixingError
 from energon_pack.training.layout import IGNORE, seq_idx
 from energon_pack.training.masks import (
@@ -43,7 +44,7 @@ class VisualInputs(SimpleNamespace):
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
-class PackedBatch(dict[str, Any]):
+class PackedBatch(ToldBatch):
     """A batch of packs: a dict of tensors by name, with methods that move it and make a model's inputs from it.
 
     Trainers rebuild mappings with `type(batch)({...})`, so everything known about a batch is one of its items. A batch
@@ -100,7 +101,7 @@ class PackedBatch(dict[str, Any]):
             yield from ((key, item) for key, item in inner.items() if isinstance(item, Tensor))
 
     def _with_tensors(self, tensors: Mapping[int, Tensor]) -> "PackedBatch":
-        return PackedBatch({name: _replaced(value, tensors) for name, value in self.items()})
+        return PackedBatch({name: _replaced(value, tensors) for name, value in self.items()}).told_by(self)
 
     def model_inputs(self, model: Any = None, labels: bool = True) -> dict[str, Any]:
         """Return the inputs of `model.forward` for a `neat` batch, with masks if the model needs them.
@@ -118,7 +119,8 @@ class PackedBatch(dict[str, Any]):
         if "input_ids" not in self or "cu_seqlens_q" in self or "doc_ids" not in self:
             raise ValueError("model_inputs is for layout=neat; Megatron's layouts are the batch itself")
         outline = None if model is None else outline_of(model)
-        inputs = PackedBatch({name: self[name] for name in (*_TEXT_KEYS, *sorted(self.media_keys)) if name in self})
+        names = (*_TEXT_KEYS, *sorted(self.media_keys))
+        inputs = PackedBatch({name: self[name] for name in names if name in self}).told_by(self)
         if outline is not None and outline.has_rope_rows:
             inputs["position_ids"] = self._rope_rows(outline)
         if inputs["position_ids"].dim() == 3:
@@ -131,9 +133,7 @@ class PackedBatch(dict[str, Any]):
             inputs["shift_labels"] = self["labels"]
         if "tree_end" in self:
             if model is None or model is outline:
-                raise ValueError(
-                    "a batch of trees needs masks or a plan of its own: model_inputs(model), with the model"
-                )
+                raise ValueError("a batch of trees needs masks or a plan of its own: model_inputs(model) of the model")
             for name in _PACK_BOUNDARIES:
                 del inputs[name]
             from energon_pack.training.tree_inputs import attention_inputs
@@ -150,8 +150,7 @@ class PackedBatch(dict[str, Any]):
         if mask in ("dict4d", "prefix4d"):
             if outline is None:
                 raise ValueError("this model needs masks of its own, made on its device: model_inputs(model)")
-            make = self._masks if mask == "dict4d" else self._prefix_mask
-            inputs["attention_mask"] = make(outline)
+            inputs["attention_mask"] = (self._masks if mask == "dict4d" else self._prefix_mask)(outline)
         return inputs
 
     def _tower_inputs(self, proof: TowerProof, device: torch.device) -> dict[str, Any]:

@@ -109,11 +109,6 @@ class ReadMembers:
     sources: str
     spans: list[MemberSpan]
 
-    @property
-    def has_packed_row(self) -> bool:
-        """Whether any row has two or more members."""
-        return len({one.row for one in self.spans}) < len(self.spans)
-
 
 def _starts_by_input(
     inputs: Mapping[str, Any], tokens: Tensor, real: Tensor, members: MemberSizes | None

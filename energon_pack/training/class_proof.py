@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from energon_pack.training.encoded import Encoded, text_sample
+from energon_pack.training.encoded import IGNORE, Encoded, Member
 from energon_pack.training.finding import Proof
 from energon_pack.training.forward_inputs import MixingError, attention_of
 from energon_pack.training.model_wrappers import class_of
@@ -108,4 +108,10 @@ def _random_texts(vocabulary: int) -> list[Encoded]:
     generator = torch.Generator().manual_seed(0)
     first = min(10, vocabulary // 2)
     lengths = (19, 24, 16)
-    return [text_sample(torch.randint(first, vocabulary, (length,), generator=generator)) for length in lengths]
+    return [_text_sample(torch.randint(first, vocabulary, (length,), generator=generator)) for length in lengths]
+
+
+def _text_sample(ids: torch.Tensor) -> Encoded:
+    """Return a text sample of token ids [L], trained on all but the first."""
+    zeros, labels = torch.zeros_like(ids), torch.cat([torch.full((1,), IGNORE), ids[1:]])
+    return Encoded("text", Member(ids, labels, zeros))

@@ -1,9 +1,9 @@
 """A sample as tensors, and a pack of such samples."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,6 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from energon_pack.training.joining import Join
-
 
 #: label of a token that is not trained on
 IGNORE = -100
@@ -153,6 +152,8 @@ class EncodedMembers(Sequence[Encoded]):
     #: of each member, as in `Encoded`
     num_images: list[int]
     num_videos: list[int]
+    #: how much of each media input of the pack is each member's; inputs of which nothing tells it are left out
+    media_lens: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, members: Sequence[Encoded]) -> "EncodedMembers":
@@ -176,6 +177,30 @@ class EncodedMembers(Sequence[Encoded]):
         return Encoded(self.sample_ids[index], self.tokens[index], {}, *counts)
 
 
+#: by the boundaries of a batch's members, their parts of each media input; None: batches tell different ones
+TOLD_MEDIA_LENS: dict[tuple[int, ...], Mapping[str, Sequence[int]] | None] = {}
+
+
+class ToldBatch(dict[str, Any]):
+    """A mapping that tells `guard` whose media are whose, and so do its copies in any process."""
+
+    #: boundaries of the members, and their parts of each media input
+    media_lens: tuple[tuple[int, ...], Mapping[str, Sequence[int]]] | None = None
+
+    def told_by(self, other: "ToldBatch") -> Self:
+        """Tell what another mapping tells; return this one."""
+        self.__setstate__(vars(other))
+        return self
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state)
+        if self.media_lens is not None:
+            key, lens = self.media_lens
+            TOLD_MEDIA_LENS[key] = lens if TOLD_MEDIA_LENS.pop(key, lens) == lens else None
+            for oldest in [*TOLD_MEDIA_LENS][:-1024]:
+                TOLD_MEDIA_LENS.pop(oldest, None)
+
+
 class BadPack(ValueError):
     """A pack that can't be trained on; the message names the pack or the member, and a remedy."""
 
@@ -190,12 +215,6 @@ class Pack:
     media: dict[str, Tensor]
     #: sample ids of members that were left out
     dropped: list[str]
-
-
-def text_sample(ids: Tensor, rows: Iterable[str] = ()) -> Encoded:
-    """Return a text sample of token ids [L], trained on all but the first; inputs named in `rows` are zeros [L]."""
-    zeros, labels = torch.zeros_like(ids), torch.cat([torch.full((1,), IGNORE), ids[1:]])
-    return Encoded("text", Member(ids, labels, zeros, rows=dict.fromkeys(rows, zeros)))
 
 
 #: argument of `forward` and of `get_rope_index` that says that videos have sound

@@ -113,10 +113,10 @@ def guard(
 def _guard_packs(model: Any, encoder: "Encoder | None", is_trusted: bool, first_batch: bool) -> Guard:
     """Prove a model's class now, and try the model itself with members of its batches."""
     from energon_pack.training.class_proof import prove_class
-    from energon_pack.training.proof import replaced_forwards
+    from energon_pack.training.proof import parts_put_in, replaced_forwards
 
     name = class_of(model).__name__
-    if not first_batch and not is_trusted and (replaced := replaced_forwards(model)):
+    if not first_batch and not is_trusted and (replaced := replaced_forwards(model) or parts_put_in(model)):
         raise MixingError(
             f"the forward of {', '.join(replaced[:3])} was replaced in this model alone; no copy of it can be tried:"
             f" first_batch=True tries the model itself (trust={name!r} trains it all the same)"

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import nan
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.tokens import SeenMedium
 from energon_pack.templates.full_processor import quiet_transformers
 from energon_pack.training.byte_calls import ByteCalls
+from energon_pack.training.encoded import EncodedMembers
 from energon_pack.training.joining import Join, JoinError, find_joins, join
 from energon_pack.training.processor_calls import ProcessorCalls, TokenFunction, trial_media, trial_members
 
@@ -47,6 +49,8 @@ class _TriedMedia:
     limit: str = ""
     #: for each input, the tokens that one of its rows has features for; inputs without such a number are left out
     tokens_of_row: Mapping[str, float] = field(default_factory=dict)
+    #: for each input, how much of it one medium has; inputs without such a number are left out
+    lens_of_medium: Mapping[str, float] = field(default_factory=dict)
 
 
 class MediaProcessor:
@@ -144,17 +148,20 @@ class MediaProcessor:
                 tried = _TriedMedia(refusal=f"{name}: {limit}")
             else:
                 needs_no_text = kind == IMAGE.kind and self._needs_no_text([members[0], members[-1]])
-                rows = self._tokens_of_rows(kind, members)
-                tried = _TriedMedia(proven.joins, proven.can_call_once, needs_no_text, limit=limit, tokens_of_row=rows)
+                tried = _TriedMedia(proven.joins, proven.can_call_once, needs_no_text, limit=limit)
+                rows, lens = self._lens_by_tokens_and_media(kind, members, proven.joins)
+                tried = replace(tried, tokens_of_row=rows, lens_of_medium=lens)
                 of_calls = [members] if tried.can_call_once else [[member] for member in members]
                 tried = replace(tried, in_bytes=self._moves_bytes(of_calls, tried))
         if why := tried.refusal or (tried.limit and f"{name}: {tried.limit} ({_REMEDIES.get(kind, 'a pack a batch')})"):
             _log.warning("%s", why)
         return tried
 
-    def _tokens_of_rows(self, kind: str, members: Sequence[PreparedMedia]) -> dict[str, float]:
-        """Return `_TriedMedia.tokens_of_row`: ratios that are the same for members of several sizes."""
-        numbers_of: dict[str, set[float]] = {}
+    def _lens_by_tokens_and_media(
+        self, kind: str, members: Sequence[PreparedMedia], joins: Mapping[str, Join]
+    ) -> list[dict[str, float]]:
+        """Return `tokens_of_row` and `lens_of_medium`: ratios that are the same for members of several sizes."""
+        ratios: tuple[dict[str, set[float]], ...] = ({}, {})
         for tokens, media in zip(trial_members(self._rules, SEVERAL_SIZES, kind), members, strict=True):
             num_features = sum(medium.num_features for medium in tokens.media)
             try:
@@ -162,8 +169,35 @@ class MediaProcessor:
             except Exception:  # any class of any processor may be behind it
                 continue
             for name, value in tensors.items():
-                numbers_of.setdefault(name, set()).add(num_features / max(1, len(value)))
-        return {name: numbers.pop() for name, numbers in numbers_of.items() if len(numbers) == 1}
+                ratios[0].setdefault(name, set()).add(num_features / max(1, len(value)))
+                length = value.shape[joins[name].dim] if name in joins else 0
+                ratios[1].setdefault(name, set()).add(length / max(1, len(media.order)))
+        return [{name: min(of) for name, of in found.items() if len(of) == 1} for found in ratios]
+
+    def lens(self, tensors: Mapping[str, Tensor], seen: Sequence[Sequence[SeenMedium]]) -> dict[str, list[int]]:
+        """Return how much of each input each member's media (`seen`) have; inputs of which nothing tells are left out.
+
+        Lengths lie in the dimension along which the input is joined.
+        """
+        found = {}
+        for name, value in tensors.items():
+            tried = {kind: one for kind, one in self._tried.items() if name in one.joins}
+            dim = next((one.joins[name].dim for one in tried.values()), 0)
+            for ratio in (self._num_by_tokens, self._num_by_media):
+                each = [sum(ratio(tried[one.kind], name, one) for one in own if one.kind in tried) for own in seen]
+                if sum(each) == value.shape[dim] and all(num == int(num) for num in each):
+                    found[name] = [int(num) for num in each]
+                    break
+        return found
+
+    @staticmethod
+    def _num_by_tokens(tried: _TriedMedia, name: str, medium: SeenMedium) -> float:
+        number = tried.tokens_of_row.get(name, 0.0)
+        return medium.num_features / number if number and tried.joins[name].dim == 0 else nan
+
+    @staticmethod
+    def _num_by_media(tried: _TriedMedia, name: str, medium: SeenMedium) -> float:
+        return tried.lens_of_medium.get(name, nan)
 
     def refuse_feature_mismatch(self, tensors: Mapping[str, Tensor], media: Iterable[SeenMedium]) -> None:
         """Raise ValueError if inputs (`tensors`) have features for more or fewer tokens than the pack's media have."""
@@ -237,3 +271,16 @@ def _empty(shape: Sequence[int]) -> Tensor:
 
 def _are_same(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def joined_lens(media: Iterable[str], packs: Sequence[EncodedMembers]) -> dict[str, list[int]]:
+    """Return how much of each media input of a batch is each member's, by that of its packs; trees tell nothing."""
+    if any(pack.tokens.is_tree for pack in packs):
+        return {}
+    nothing = [[0] * len(pack) if not pack.media_lens else [] for pack in packs]
+    each = {
+        name: [n for pack, none in zip(packs, nothing, strict=True) for n in pack.media_lens.get(name, none)]
+        for name in media
+    }
+    num = sum(map(len, packs))
+    return {name: lens for name, lens in each.items() if len(lens) == num}

@@ -1,4 +1,4 @@
-"""Tell whose pixels and sounds are whose in a batch: by given sizes, by grids, or by the runs of media tokens."""
+"""Tell whose pixels are whose in a batch: packs and users tell it; else grids or the runs of media tokens do."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from energon_pack.training.batch_members import MemberPlaces, MemberSizes, is_layout_input
+from energon_pack.training.encoded import TOLD_MEDIA_LENS
 from energon_pack.training.model_wrappers import configs_in
 from energon_pack.training.recording import tokens_of
 from energon_pack.training.trial_inputs import SOUND_INPUTS
@@ -78,24 +79,32 @@ def media_shares(
 
     Args:
         types: [B, S]: see `token_types`.
-        sizes: members as their user gives them, with their rows of each input.
+        sizes: members as their user gives them, with their rows of each input; None: as their pack tells.
         joins: rules by which the inputs were joined; those without a rule lie along dimension 0.
         left_out: inputs that a model makes by itself for a member alone.
     """
     media = {name: value for name, value in media_inputs(inputs).items() if name not in left_out}
     given = [member for row in sizes or () for member in row if isinstance(member, Mapping)]
+    told: Mapping[str, Sequence[int]] = {name: [one.get(name, 0) for one in given] for name in media if given}
+    told = told or told_media_lens(inputs.get("cu_seq_lens_q"))
     own = [member.cut(types) for member in members] if types is not None else []
     ends: dict[str, tuple[int, Sequence[int]]] = {}
     for name, value in media.items():
         rule = joins.get(name)
         dim = rule.dim if rule else 0
-        if len(given) == len(members) and sum(one.get(name, 0) for one in given) == len(value):
-            ends[name] = 0, [*accumulate((one.get(name, 0) for one in given), initial=0)]
-        elif rule is not None and rule.indexed_input is not None:
+        lens = told.get(name, ())
+        if rule is not None and rule.indexed_input is not None:
             continue
+        if len(lens) == len(members) and sum(lens) == value.shape[dim]:
+            ends[name] = dim, _totals(lens)
         elif (found := _ends(name, value.shape[dim], media, own)) is not None:
             ends[name] = dim, found
     return MediaShares(ends, frozenset(media.keys() - ends.keys()))
+
+
+def told_media_lens(boundaries: Tensor | None) -> Mapping[str, Sequence[int]]:
+    """Return how much of each media input is each member's, of the batch with these boundaries; empty: not known."""
+    return (TOLD_MEDIA_LENS.get(tuple(boundaries.tolist())) or {}) if boundaries is not None else {}
 
 
 def _ends(name: str, length: int, media: Mapping[str, Tensor], types: Sequence[Tensor]) -> list[int] | None:

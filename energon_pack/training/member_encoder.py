@@ -83,7 +83,8 @@ class MemberEncoder:
         except Exception:  # try each member alone to learn which one fails
             drafts = self._drafts([draft.member for draft in drafts], on_bad, are_tried=True)
             media, shares = self._media(drafts)
-        return self._encoded(drafts, shares), media
+        lens = self._media_processor.lens(media, [draft.added_sizes for draft in drafts])
+        return replace(self._encoded(drafts, shares), media_lens=lens), media
 
     def _drafts(
         self,
@@ -136,11 +137,8 @@ class MemberEncoder:
                 continue
             tried.append(kind)
             try:
-                draft = _Draft(
-                    MemberInput(f"{kind or 'text'} {seed}", []),
-                    trial.tokens,
-                    random_media(self._rules, trial.tokens, seed),
-                )
+                noise = random_media(self._rules, trial.tokens, seed)
+                draft = _Draft(MemberInput(f"{kind or 'text'} {seed}", []), trial.tokens, noise)
                 media, shares = self._media([draft])
                 encoded = self._encoded([draft], shares)[0]
                 if is_second:  # packs of some processors have one sound
@@ -165,7 +163,8 @@ class MemberEncoder:
         member = Member(ids, labels, types, self._rows(ids, types, for_rows), rows)
         return Encoded(" + ".join(part.sample_id for part in parts), member, media, joins=joins)
 
-    def _tokens(self, member: MemberInput) -> MemberTokens:
+    def tokens_of(self, member: MemberInput) -> MemberTokens:
+        """Return a sample's tokens: its pack's, or those that the template makes now; ValueError: it has none."""
         if member.tokens is not None:
             return member.tokens
         if self._rules.tokenize is None:
@@ -185,7 +184,7 @@ class MemberEncoder:
 
     def _draft(self, member: MemberInput) -> "_Draft":
         """Decode a member's media; media that it shares are decoded only if its positions need them."""
-        num, tokens = member.shared, self._tokens(member)
+        num, tokens = member.shared, self.tokens_of(member)
         files = media_in_order(member, tokens.media)
         part_kinds = [kind for medium in tokens.media for kind in medium.part_kinds]
         first = num.num_images + num.num_videos

@@ -26,6 +26,7 @@ from energon_pack.training.encoded import BadPack, EncodedMembers, Members, Pack
 from energon_pack.training.forward_inputs import MEDIA_KEYS, refuse_missing_kernels, refuse_several_rows
 from energon_pack.training.joining import JoinError
 from energon_pack.training.layout import IGNORE, Batch, RowForm, neat, seq_idx
+from energon_pack.training.media_inputs import joined_lens
 from energon_pack.training.member_encoder import Encoded, MemberEncoder, UnreadMember
 from energon_pack.training.processor_calls import keep_pages_in_worker
 from energon_pack.training.rope import RopeRowsError
@@ -129,6 +130,8 @@ class PackEncoder:
         self.has_trees = made["content"].get("packing", {}).get("share", "none") != "none"
         #: whether labels stand where they are predicted
         self.labels_shifted = labels == "shifted"
+        #: a kind of `layout.loss_weights`
+        self.loss_weight = loss_weight
         #: how members are kept apart
         self.mask = attention_mask or made["mask"]
         #: most tokens of a pack (`own_pack` has another limit); None: the dataset does not say
@@ -220,6 +223,8 @@ class PackEncoder:
             media = self._joined_media(packs)
         except ValueError as error:
             raise BadPack(f"{', '.join(pack.key for pack in packs)}: {error}") from None
+        if media and self.layout == "neat":
+            batch.media_lens = tuple(batch["cu_seq_lens_q"].tolist()), joined_lens(media, members)
         batch |= self._media(media, batch, any(map(any, (one.num_images for one in members))))
         batch |= {
             "n_images_per_sample": self._media_counts([one.num_images for one in members]),

@@ -16,7 +16,13 @@ from energon_pack.training.forward_inputs import has_rope_rows
 from energon_pack.training.joining import join
 from energon_pack.training.layout import IGNORE, RowForm, neat
 from energon_pack.training.masks import answer_mask, reads_prefix_whole
-from energon_pack.training.trial_inputs import PlacedSample, Probe, differentiable_copies, is_media_content
+from energon_pack.training.trial_inputs import (
+    TYPE_INPUTS,
+    PlacedSample,
+    Probe,
+    differentiable_copies,
+    is_media_content,
+)
 
 #: tokens behind the last member
 PAD_TAIL_LEN = 3
@@ -39,50 +45,30 @@ def twin_rows(members: Sequence[Encoded], mask: str) -> list[list[Encoded]]:
     return [[*members, *twins_of(members)]] if mask == "hybrid" else [[*members], twins_of(members)]
 
 
-def new_probe(
-    model: Any,
-    rows: Sequence[Sequence[Encoded]],
-    mask: str,
-    compared: Sequence[Encoded] | None = None,
-    form: RowForm | None = None,
-    device: torch.device | None = None,
-) -> Probe:
-    """Lay samples out in rows, as one batch to try a model with.
+def new_probe(model: Any, rows: Sequence[Sequence[Encoded]], mask: str) -> Probe:
+    """Lay samples out in rows and a pad tail, as one batch to try a model with; `mask`: a value of `model.mask`.
 
-    The loss covers the last compared sample, the third last, and so on; not the first, nor any without trained tokens.
-
-    Args:
-        mask: how members are kept apart: a value of `model.mask`.
-        compared: the samples that are compared with their runs alone; None: all.
-        form: width, and whether labels are shifted; None: as wide as the longest row and a pad tail.
+    The loss covers the last sample, the third last, and so on; not the first, nor any without trained tokens.
     """
-    form = form or RowForm(width=PAD_TAIL_LEN + max(sum(len(member.tokens) for member in row) for row in rows))
-    batch = PackedBatch(neat([[one.tokens for one in row] for row in rows], replace(form, rope=has_rope_rows(model))))
+    width = PAD_TAIL_LEN + max(sum(len(member.tokens) for member in row) for row in rows)
+    form = RowForm(width=width, rope=has_rope_rows(model))
+    batch = PackedBatch(neat([[one.tokens for one in row] for row in rows], form))
     placed = [replace(one, leaves=differentiable_copies(one.sample.media)) for one in _placed_samples(rows)]
     add_media(batch, [one.sample for one in placed], ({**one.sample.media, **one.leaves} for one in placed))
     batch.mask = mask
     if mask == "indexed":
         batch["attention_mask"] = batch["doc_ids"]
-    placed = [one for one in placed if compared is None or any(one.sample is other for other in compared)]
-    number = len(placed)
-    is_trained = [bool((one.sample.tokens.labels != IGNORE).any()) for one in placed]
-    in_loss = [i > 0 and (number - i) % 2 == 1 and counts for i, counts in enumerate(is_trained)]
-    return probe_from_batch(
-        model, batch, [replace(one, in_loss=counts) for one, counts in zip(placed, in_loss, strict=True)], device
-    )
+    for i, one in enumerate(placed):
+        has_loss = i > 0 and (len(placed) - i) % 2 == 1 and bool((one.sample.tokens.labels != IGNORE).any())
+        placed[i] = replace(one, in_loss=has_loss)
+    return _probe_from_batch(model, batch, placed)
 
 
-def probe_from_batch(
-    model: Any,
-    batch: PackedBatch,
-    placed: Sequence[PlacedSample],
-    device: torch.device | None = None,
-    weights: str = "token",
-) -> Probe:
+def _probe_from_batch(model: Any, batch: PackedBatch, placed: Sequence[PlacedSample], weights: str = "token") -> Probe:
     """Return a probe of a batch of packs; its samples alone get a processor's inputs. `weights`: its `loss_weight`."""
-    device = device or model.device
-    inputs = batch.to(device).model_inputs(model, labels=False)
-    return Probe(batch, placed, inputs, partial(plain_inputs, model, device=device), weights)
+    inputs = batch.to(model.device).model_inputs(model, labels=False)
+    plain = partial(plain_inputs, model, config=model.config, device=model.device)
+    return Probe(batch, placed, inputs, plain, weights)
 
 
 def add_media(batch: PackedBatch, samples: Sequence[Encoded], media: Iterable[Mapping[str, Tensor]]) -> None:
@@ -103,27 +89,29 @@ def _placed_samples(rows: Sequence[Sequence[Encoded]]) -> list[PlacedSample]:
 def plain_logits(model: Any, member: Encoded) -> Tensor:
     """Return the logits [L, vocabulary] of a sample alone, with the inputs that a processor gives."""
     with torch.no_grad():
-        logits: Tensor = model(**plain_inputs(model, member)).logits[0]
+        logits: Tensor = model(**plain_inputs(model, member, model.config, model.device)).logits[0]
     return logits
 
 
-def plain_inputs(model: Any, member: Encoded, device: torch.device | None = None) -> dict[str, Any]:
-    """Return the inputs of a sample alone, batch size 1, as a processor gives them: no positions, a mask of ones."""
-    device = device or model.device
-    ids, types = member.tokens.ids[None].to(device), member.tokens.types[None].to(device)
+def plain_inputs(owner: Any, sample: Encoded, config: Any, device: torch.device) -> dict[str, Any]:
+    """Return the inputs of a sample alone, batch size 1, as a processor gives them: no positions, a mask of ones.
+
+    `owner` has the `forward` that is given them: a model, a part of one, or a class.
+    """
+    tokens = sample.tokens
+    ids, types, labels = (one[None].to(device) for one in (tokens.ids, tokens.types, tokens.labels))
     inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    accepted = inspect.signature(model.forward).parameters
-    # Without images no processor gives token_type_ids; GPT-2 would add embeddings for them.
-    kinds = ("mm_token_type_ids", "token_type_ids") if member.tokens.types.any() else ("mm_token_type_ids",)
+    accepted = inspect.signature(owner.forward).parameters
+    # without media no processor gives token_type_ids; GPT-2 would add embeddings for them
+    kinds = TYPE_INPUTS if bool(types.any()) else TYPE_INPUTS[:1]
     inputs |= {name: types for name in kinds if name in accepted}
-    if USE_AUDIO_IN_VIDEO in accepted and has_audio_in_video(member.tokens.types):
+    if USE_AUDIO_IN_VIDEO in accepted and has_audio_in_video(tokens.types):
         inputs[USE_AUDIO_IN_VIDEO] = True
-    if reads_prefix_whole(type(model), model.config):
-        labels = member.tokens.labels[None].to(device)
-        inputs["token_type_ids"] = answer_mask(torch.ones_like(ids), labels).long()
-    inputs |= {name: value.to(device) for name, value in member.media.items()}
-    if member.media:
-        inputs |= {name: row[None].to(device) for name, row in member.tokens.rows.items()}
+    if reads_prefix_whole(owner, config):
+        inputs["token_type_ids"] = answer_mask(inputs["attention_mask"], labels).long()
+    inputs |= {name: value.to(device) for name, value in sample.media.items()}
+    if sample.media:
+        inputs |= {name: row[None].to(device) for name, row in tokens.rows.items()}
     return {**inputs, "use_cache": False}
 
 
@@ -199,7 +187,7 @@ def _with_reversed_tokens(member: Encoded) -> Encoded:
     return replace(member, tokens=replace(tokens, ids=ids, labels=labels))
 
 
-def probe_of_tree(model: Any, tree: ProbeTree, device: torch.device | None = None) -> Probe:
+def probe_of_tree(model: Any, tree: ProbeTree) -> Probe:
     """Lay the samples of trees out in one row, shared tokens once, as a batch to try a model with."""
     from energon_pack.training.tree_rows import neat_trees, token_places
 
@@ -209,4 +197,4 @@ def probe_of_tree(model: Any, tree: ProbeTree, device: torch.device | None = Non
     add_media(batch, tree.samples, tree.added_media)
     places = token_places([len(member) for member in tokens], [member.shared_len for member in tokens])
     placed = [PlacedSample(*pair) for pair in zip(tree.samples, repeat(0), places)]
-    return probe_from_batch(model, batch, placed, device, _LOSS_WEIGHT)
+    return _probe_from_batch(model, batch, placed, _LOSS_WEIGHT)

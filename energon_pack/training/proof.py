@@ -73,14 +73,11 @@ def prove(
     def small(longest: int | None) -> Any:
         needed = _full_size_kinds(make, config, attention) if kinds is None else kinds
         model = small_model(make, config, attention, longest, samples_of(samples), device)
-        lost = sorted(needed - part_kinds_of(model))
-        if any(
-            _SETTING in one for one in lost
-        ):  # what a user set is in no model of a config: the model is tried with it
-            own = _full_size_kinds(make, config, attention)
-            lost = [one for one in lost if _SETTING not in one or one in own]
+        lost = needed - part_kinds_of(model)
+        if lost:  # what a user set or put in is in no model of a config: the model is tried with it
+            lost &= _full_size_kinds(make, config, attention) or {one for one in lost if _SETTING not in one}
         if lost:
-            raise ValueError(f"a small copy of it has no {lost[0]}")
+            raise ValueError(f"a small copy of it has no {min(lost)}")
         return model
 
     proofs: list[Proof] = []
@@ -148,6 +145,12 @@ def replaced_forwards(model: Module) -> list[str]:
         for name, part in model.named_modules()
         if "forward" in vars(part) and _undecorated(vars(part)["forward"]) is not _undecorated(type(part).forward)
     ]
+
+
+def parts_put_in(model: Any) -> list[str]:
+    """Return the classes of a model's parts that a model made of its config has not, sorted."""
+    own = _full_size_kinds(class_of(model), model.config, attention_of(model))
+    return sorted(one for one in part_kinds_of(model) - own if _SETTING not in one) if own else []
 
 
 def _defining_modules(model: Module) -> Iterator[str]:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,12 +17,14 @@ from torch.nn import Module
 from energon_pack.training.batch_members import MemberPlaces, is_layout_input
 from energon_pack.training.recording import tokens_of
 
-#: members of a trial: the first one in a situation; the second one, and of new sizes; each later one
-MOST, SOME, FEW = 16, 8, 2
-#: forwards between two trials, for as long as a model trains; and between those that may try new sizes
-_EVERY, _SLOT = 100, 25
+#: members of a trial: the first one in a situation, the second one, one of new sizes, and each later one
+MOST, _SOME, _OF_NEW_SIZES, _FEW = 16, 8, 4, 2
 #: first forwards of a situation that may try new sizes
 _EARLY_SLOTS = (4, 8, 16)
+#: up to which forward new sizes may be tried in each of how many; later ones so rarely that 10,000 steps take 1 % more
+_SLOTS = ((100, 25), (1000, 100), (math.inf, 200))
+#: forwards between two trials of any sizes, at least, for as long as a model trains
+_EVERY = 100
 #: a kernel's block: shorter members may take another way
 _BLOCK_LEN = 16
 _HOOK_ATTRIBUTES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
@@ -31,6 +33,15 @@ _GLOBAL_HOOKS = [getattr(torch.nn.modules.module, f"_global{name}") for name in 
 #: attributes of adapters that choose what runs
 _SWITCHES = ("_active_adapter", "_disable_adapters", "merged_adapters")
 _PLAIN_TYPES = (bool, str, bytes, type(None))
+
+
+class Extent(NamedTuple):
+    """What a trial tries."""
+
+    #: 0: no trial
+    num_members: int
+    compares_gradients: bool = True
+    replaces_words: bool = True
 
 
 @dataclass
@@ -46,20 +57,24 @@ class Situation:
     @property
     def may_try(self) -> bool:
         """Whether a trial of this forward is possible: the first two are not over, or its number is one of a slot."""
-        return self.num_trials < 2 or self.num_forwards in _EARLY_SLOTS or self.num_forwards % _SLOT == 0
-
-    def num_members(self, has_new_sizes: bool) -> int:
-        """Return how many members are to be tried in this forward, which `may_try`; 0: none."""
-        if self.num_trials == 0:
-            return MOST
-        if self.num_trials == 1 or has_new_sizes:
-            return SOME
-        return FEW if self.num_forwards % _EVERY == 0 else 0
+        return self.num_trials < 2 or self.num_forwards in _EARLY_SLOTS or self.num_forwards % self._slot == 0
 
     @property
-    def replaces_words(self) -> bool:
-        """Whether a trial of this forward replaces words, too: in every second later one, for it costs two forwards."""
-        return self.num_trials < 2 or self.num_forwards % (2 * _EVERY) != 0
+    def _slot(self) -> int:
+        return next(every for last, every in _SLOTS if self.num_forwards <= last)
+
+    def extent(self, has_new_sizes: bool) -> Extent:
+        """Return what is to be tried in this forward, which `may_try`.
+
+        Of later trials each fourth is whole, and each second replaces words: a backward costs two forwards, words one.
+        """
+        number, every = self.num_forwards, max(_EVERY, self._slot)
+        if self.num_trials < 2:
+            return Extent(_SOME if self.num_trials else MOST)
+        replaces_words = number in _EARLY_SLOTS or number % (2 * every) == 0
+        if has_new_sizes:
+            return Extent(_OF_NEW_SIZES, replaces_words=replaces_words)
+        return Extent(_FEW if number % every == 0 else 0, number % (4 * every) == 0, replaces_words)
 
     def record(self, sizes: set[tuple[str, Any]]) -> None:
         """Record a trial that passed with a batch of these sizes."""

@@ -44,7 +44,7 @@ from energon_pack.training.restored_model import (
     restored,
     without_dropout,
 )
-from energon_pack.training.schedule import MOST, Situation, situation_of, sizes_of
+from energon_pack.training.schedule import MOST, Extent, Situation, situation_of, sizes_of
 from energon_pack.training.tried_batch import OtherInputs, TriedBatch, refuse_labels
 
 if TYPE_CHECKING:
@@ -121,11 +121,12 @@ class Trials:
             return None
         members = self._read(inputs) if members is None else members
         sizes = sizes_of(self._model, inputs, members)
-        most = MOST if self.tries_all else situation.num_members(not sizes <= situation.sizes)
+        extent = Extent(MOST) if self.tries_all else situation.extent(not sizes <= situation.sizes)
         has_others = len({one.row for one in members}) < len(members)
-        most = self._most_on_ranks(most if has_others or self.tries_all else 0)
-        if self.tries_all or (most and self._on_any_rank(has_others)):
-            return self._run_trial(part, inputs, members, situation, sizes, most)
+        most, follows, words = (self._most_on_ranks(one if has_others or self.tries_all else 0) for one in extent)
+        extent = Extent(most, bool(follows), bool(words))
+        if self.tries_all or (extent.num_members and self._on_any_rank(has_others)):
+            return self._run_trial(part, inputs, members, situation, sizes, extent)
         return None
 
     def _read(self, inputs: Mapping[str, Any]) -> list[MemberPlaces]:
@@ -140,7 +141,7 @@ class Trials:
         members: Sequence[MemberPlaces],
         situation: Situation,
         sizes: set[tuple[str, Any]],
-        most: int,
+        extent: Extent,
     ) -> TrialSteps:
         start, name = time.perf_counter(), class_of(self._model).__name__
         from energon_pack.training.logit_memory import warn_of_shortage  # late: only a trial needs it
@@ -155,7 +156,7 @@ class Trials:
                 f"{name}: nothing tells whose rows of {', '.join(sorted(shares.open_names))} are, so members"
                 " with media are not compared with themselves alone (members= of guard(…, batches=…) tells)"
             )
-        edits = batch.other_inputs() if self.tries_all or situation.replaces_words else None
+        edits = batch.other_inputs() if extent.replaces_words else None
         place, compared = None, None
         try:
             with restored(part) as begin, forward_suspended(part) as call, kept_inputs(inputs):
@@ -164,7 +165,7 @@ class Trials:
                 if self._on_any_rank(edits is not None):
                     change = yield from run_change(pending, edits)
                 if not self._on_any_rank(not batch.comparable):
-                    compared = self._compare(pending, batch, most)
+                    compared = self._compare(pending, batch, extent)
                 is_random = compared is not None and compared.is_random
                 seconds = round(time.perf_counter() - start, 3)
                 trial = ModelTrial(compared.finding if compared else None, change, is_random, seconds)
@@ -190,10 +191,10 @@ class Trials:
             _log.info("%s keeps the members of %s apart: %s (%.2g s)", name, self.name, trial, trial.seconds)
         yield None
 
-    def _compare(self, pending: PendingForward, batch: TriedBatch, most: int) -> MembersAlone:
+    def _compare(self, pending: PendingForward, batch: TriedBatch, extent: Extent) -> MembersAlone:
         """Compare members of a batch with their runs alone; on no rank with gradients if on one nothing is trained."""
         part, inputs = pending.part, pending.inputs
-        follows = torch.is_grad_enabled()
+        follows, most = torch.is_grad_enabled() and extent.compares_gradients, extent.num_members
         keeps_positions = inputs.get("input_ids") is None or (has_rope_rows(self._model) and removes_ids(pending))
         probe = batch.probe(most, keeps_positions, follows)
         if follows and self._on_any_rank(not any(one.in_loss for one in probe.placed)):

@@ -1,6 +1,5 @@
 """Make the runs of a trial from the members of a batch: each alone, and the batch with a random half replaced."""
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -15,11 +14,10 @@ from energon_pack.training.batch_members import MemberPlaces, is_layout_input
 from energon_pack.training.encoded import Encoded
 from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.layout import IGNORE, Member
-from energon_pack.training.masks import answer_mask, reads_prefix_whole
 from energon_pack.training.media_shares import MediaShares
+from energon_pack.training.probe_batches import plain_inputs
 from energon_pack.training.recording import tokens_of
 from energon_pack.training.trial_inputs import (
-    TYPE_INPUTS,
     PlacedSample,
     Probe,
     differentiable_copies,
@@ -175,21 +173,15 @@ class TriedBatch:
     def _inputs_alone(self, sample: Encoded, keeps_positions: bool) -> dict[str, Any]:
         """Return the inputs of a member alone, as a processor gives them: a mask of ones, no positions of ours."""
         member = self.members[int(sample.sample_id.rpartition(" ")[2])]
-        name = "inputs_embeds" if self.inputs.get("input_ids") is None else "input_ids"
-        tokens, accepted = member.cut(self.inputs[name])[None], inspect.signature(self.part.forward).parameters
-        ones = torch.ones(tokens.shape[:2], dtype=torch.long, device=tokens.device)
-        inputs: dict[str, Any] = {name: tokens, "attention_mask": ones}
-        rows = {name: row[None] for name, row in sample.tokens.rows.items()}
-        # without media no processor gives token_type_ids; GPT-2 would add embeddings for them
-        kinds = TYPE_INPUTS if bool(sample.tokens.types.any()) else TYPE_INPUTS[:1]
-        inputs |= {kind: sample.tokens.types[None] for kind in kinds if kind in accepted and self.types is not None}
-        if reads_prefix_whole(type(self.part), self.config):
-            inputs["token_type_ids"] = answer_mask(ones, sample.tokens.labels[None].to(ones.device)).long()
+        inputs = plain_inputs(self.part, sample, self.config, tokens_of(self.inputs).device)
+        if self.inputs.get("input_ids") is None:
+            inputs["inputs_embeds"] = member.cut(self.inputs["inputs_embeds"])[None]
+            del inputs["input_ids"]
         positions = self.inputs.get("position_ids")
         if keeps_positions and isinstance(positions, Tensor) and positions.dim() == 3:
             rope = positions[-3:, member.row].index_select(-1, member.places.to(positions.device))
             inputs["position_ids"] = rope[:, None]
-        return {**inputs, **rows, **sample.media, "use_cache": False}
+        return {**inputs, **{name: row[None] for name, row in sample.tokens.rows.items()}}
 
     def other_inputs(self) -> OtherInputs | None:
         """Replace words and media of a random half of the members; None: none can change while another stays."""

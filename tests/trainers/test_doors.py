@@ -20,8 +20,11 @@ from energon_pack.trainers.check import check_trainer
 from energon_pack.trainers.collator import Collator
 from energon_pack.trainers.loss import weighted
 from energon_pack.trainers.on_disk import PackedDataset
+from energon_pack.training import member_encoder
 from energon_pack.training.batch import total_weight, weighted_loss
 from energon_pack.training.encoded import BadPack
+from energon_pack.training.member_encoder import MemberEncoder
+from energon_pack.training.rope import rope_positions
 from support.alone import demo_model, pack_demo
 from support.running import need_torchvision
 
@@ -183,6 +186,27 @@ def test_what_is_lost_is_named_with_its_cure(packs: PackedDataset, model: Any, k
     """With one pack a step all of these but the last have the right loss."""
     with pytest.raises(PackError, match=said):
         check_trainer(kind(model, packs))
+
+
+@pytest.mark.parametrize("fault", ["pixels", "positions"])
+def test_a_fault_of_the_encoder_itself_is_noticed(
+    packs: PackedDataset, folder: Path, demo: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """A sample's own pack would have it, too: samples alone are given no positions, and pixels by a plain call."""
+    unguarded = demo_model(load_template(folder, str(demo[1])))
+    if fault == "pixels":
+        join = MemberEncoder.encode_all
+
+        def encode_all(self: MemberEncoder, *inputs: Any) -> tuple[Any, dict[str, torch.Tensor]]:
+            members, media = join(self, *inputs)
+            return members, media | ({"pixel_values": media["pixel_values"] * -4} if media else {})
+
+        monkeypatch.setattr(MemberEncoder, "encode_all", encode_all)
+    else:
+        halved: Callable[..., torch.Tensor] = lambda *given, **media: rope_positions(*given, **media) // 2  # noqa: E731
+        monkeypatch.setattr(member_encoder, "rope_positions", halved)
+    with pytest.raises(PackError, match="members see each other, or the loss is another one"):
+        check_trainer(Trainer(unguarded, packs))
 
 
 @pytest.mark.parametrize("labels", ["unshifted", "shifted"])

@@ -17,10 +17,10 @@ from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.guards import guard
 from energon_pack.training.layout import IGNORE, Member
 from energon_pack.training.member_encoder import Encoded
+from support.attacks import Turned, mixed, on_norm
 from support.tiny import TEXT, MadeEncoder, make_batch, make_members, make_model, tf
 
 Attack = Callable[[Any], Any]
-Function: Any = torch.autograd.Function
 BOS = TEXT["bos_token_id"]
 
 
@@ -41,27 +41,6 @@ def inputs_of(*rows: list[Encoded], width: int | None = None) -> dict[str, Any]:
 
 def two_rows() -> dict[str, Any]:
     return inputs_of(texts(20, 31, 17, 25), texts(13, 40, 22, 18))
-
-
-def on_norm(model: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    return model.model.norm.register_forward_hook(lambda _, __, out: change(out))
-
-
-def mixed(x: Tensor, share: float = 0.1) -> Tensor:
-    return x + share * x.mean(1, keepdim=True)
-
-
-class Turned(Function):
-    """Nothing; its backward is a function's."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, turn: Callable[[Tensor], Tensor]) -> Tensor:
-        ctx.turn = turn
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return ctx.turn(grad), None
 
 
 # ------------------------------------------------------------------------------------------------- in the first batch

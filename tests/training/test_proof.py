@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -316,13 +317,17 @@ def test_a_layer_that_a_small_copy_has_not_is_not_shown() -> None:
     with torch.device("meta"):
         kinds = part_kinds_of(tf.BambaForCausalLM(config))
     tried = prove(tf.BambaForCausalLM, config, text_members(64), kinds=kinds)
-    assert not any(one.is_exact for one in tried)
-    lost = part_kinds_of(make_model("qwen2")) | {"Qwen2Memory"}
-    tried = prove(tf.Qwen2ForCausalLM, tf.Qwen2Config(**TEXT), text_members(64), kinds=lost)
-    assert "a small copy of it has no Qwen2Memory" in str(tried[-1])
-    assert prove(tf.Qwen2ForCausalLM, tf.Qwen2Config(**TEXT), text_members(64), kinds=lost - {"Qwen2Memory"})[
-        -1
-    ].is_exact
+    assert "a small copy of it has no BambaDecoderLayer with block_type=linear_attention" in str(tried[-1])
+
+
+def test_a_part_that_was_put_in_is_tried_with_the_model_or_refused() -> None:
+    """It is in no model of this config, so a copy shows nothing of it."""
+    model = make_model("qwen2")
+    mlp = model.model.layers[1].mlp
+    mlp.__class__ = type("Qwen2Memory", (type(mlp),), {"__module__": type(mlp).__module__})
+    assert guard(model).proofs[-1].is_exact
+    with pytest.raises(MixingError, match="Qwen2Memory was replaced in this model alone"):
+        guard(model, first_batch=False)
 
 
 def test_an_attribute_that_a_user_set_is_in_no_copy_and_refuses_nothing() -> None:
@@ -330,6 +335,79 @@ def test_an_attribute_that_a_user_set_is_in_no_copy_and_refuses_nothing() -> Non
     model = make_model("qwen2")
     model.model.layers[0].self_attn.fused, model.model.layers[0].mlp.name = True, "mine"
     assert guard(model).proofs[-1].is_exact
+
+
+class LikeLigerNorm(torch.nn.Module):
+    """Stands in for LigerRMSNorm, whose Triton kernels run on no CPU."""
+
+    def __init__(self, size: int, eps: float = 1e-6):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(size))
+        self.variance_epsilon, self.casting_mode, self.in_place, self.row_mode = eps, "llama", True, None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.rms_norm(x, self.weight.shape, self.weight, self.variance_epsilon)
+
+
+class LikeLigerMLP(torch.nn.Module):
+    """Stands in for LigerSwiGLUMLP."""
+
+    def __init__(self, config: Any):
+        super().__init__()
+        width, inner = config.hidden_size, config.intermediate_size
+        self.gate_proj, self.up_proj = (torch.nn.Linear(width, inner, bias=False) for _ in range(2))
+        self.down_proj = torch.nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.down_proj(torch.nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class LikeLigerMeanMLP(LikeLigerMLP):
+    """Mixes the members of a row."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return LikeLigerMLP.forward(self, x + 0.1 * x.mean(1, keepdim=True))
+
+
+def loss_without_logits(self: Any, input_ids: Any = None, labels: Any = None, **more: Any) -> Any:
+    """Stands in for Liger's lce_forward: while it trains with labels, it makes no logits."""
+    hidden = self.model(input_ids=input_ids, **more)[0]
+    logits = self.lm_head(hidden)
+    loss = None if labels is None else self.loss_function(logits, labels, vocab_size=logits.shape[-1])
+    return tf.modeling_outputs.CausalLMOutputWithPast(loss, None if self.training and labels is not None else logits)
+
+
+def like_liger(model: Any, mlp: type[LikeLigerMLP], patch: pytest.MonkeyPatch) -> None:
+    """Patch a model as Liger 0.8.5's apply_liger_kernel_to_qwen2(model=…) does: its classes, its parts, its forward."""
+    modeling: Any = tf.models.qwen2.modeling_qwen2
+    patch.setattr(modeling, "Qwen2RMSNorm", LikeLigerNorm)
+    patch.setattr(modeling, "Qwen2MLP", mlp)
+    norms = [part for part in model.modules() if type(part).__name__ == "Qwen2RMSNorm"]
+    pairs: list[tuple[Any, Any]] = [(one, LikeLigerNorm) for one in norms]
+    for part, kind in [*pairs, *((one.mlp, mlp) for one in model.model.layers)]:
+        vars(part)["forward"] = MethodType(kind.forward, part)
+        vars(part)["_get_name"] = MethodType(lambda _, name=kind.__name__: name, part)
+    for norm in norms:
+        norm.offset, norm.casting_mode, norm.in_place, norm.row_mode = 0.0, "llama", True, None
+        norm.impl = norm.mode = None
+    model.forward = MethodType(loss_without_logits, model)
+
+
+@pytest.mark.parametrize("mlp", [LikeLigerMLP, LikeLigerMeanMLP])
+def test_parts_that_liger_replaces_in_an_instance_are_tried_with_it(
+    mlp: type[LikeLigerMLP], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy that is made later has other classes of parts; the error said that it has no Qwen2MLP."""
+    model = make_model("qwen2")
+    like_liger(model, mlp, monkeypatch)
+    monkeypatch.setattr(tf.models.qwen2.modeling_qwen2, "Qwen2MLP", LikeLigerMLP)
+    held, batch = guard(model), make_batch("qwen2", [text_members(64)]).model_inputs()
+    if mlp is LikeLigerMLP:
+        model.train()(**batch).loss.backward()
+        assert [trial.mixes for trial in held.trials] == [False]
+    else:
+        with pytest.raises(MixingError, match="mixes the members of a batch"):
+            model.train()(**batch)
 
 
 def test_layers_that_share_what_others_hold_are_in_the_copy() -> None:
