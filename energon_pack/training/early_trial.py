@@ -1,9 +1,9 @@
-"""Try processors in a process that is about to start workers, and leave no trace in it but what the trials showed."""
+"""Try processors in a process that is about to fork workers, and leave no trace in it but what the trials showed."""
 
 import os
 import random
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -13,13 +13,9 @@ import torch
 _late: list[dict[str, Any]] = []
 
 
-def try_unnoticed(trials: Iterable[Callable[[], None]], forks: bool) -> None:
-    """Call these trials; an error is left to the worker that tries it again, which says whose pack it is.
-
-    Args:
-        forks: whether a fork has begun.
-    """
-    with _one_thread(), _same_chance(), _later_fork_functions() if forks else nullcontext():
+def try_unnoticed(trials: Iterable[Callable[[], None]]) -> None:
+    """Call these trials; an error is left to the worker that tries it again, which says whose pack it is."""
+    with _one_thread(), _same_chance(), _later_fork_functions():
         for trial in trials:
             with suppress(Exception):  # any class of any processor may be behind it
                 trial()

@@ -20,7 +20,6 @@ from energon_pack.templates.full_processor import quiet_transformers
 from energon_pack.training.byte_calls import ByteCalls
 from energon_pack.training.joining import Join, JoinError, find_joins, join
 from energon_pack.training.processor_calls import ProcessorCalls, TokenFunction, trial_media, trial_members
-from energon_pack.training.worker_start import try_where_spawning
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +75,7 @@ class MediaProcessor:
             self._can_mix_kinds = known.can_mix_kinds
 
     def try_all(self) -> None:
-        """Try every kind of media now, so that workers which are started next need not."""
+        """Try every kind of media now, so that workers which are forked next need not."""
         for kind in self._call.kinds if self._rules.media_tokens else ():
             self._tried[kind] = self._tried.get(kind) or self._try_kind(kind)
         if any(one.refusal for one in self._tried.values()):  # a kind that nobody uses may keep another from use
@@ -87,7 +86,6 @@ class MediaProcessor:
     @property
     def known_rules(self) -> InputRules:
         """The rules with what trials showed, for another process."""
-        try_where_spawning(self)
         if not self._tried:
             return self._rules
         mixes = vars(self).get("_can_mix_kinds")

@@ -1,4 +1,4 @@
-"""A processor is loaded and tried once, by the process that starts a loader's workers, and no worker does it again."""
+"""A processor is loaded and tried once, by the process that forks a loader's workers; spawned ones are told of trials."""
 
 import multiprocessing
 import os
@@ -43,8 +43,11 @@ def random_values() -> list[float]:
 
 
 def in_worker(folder: Path, processor: Path, method: str) -> list[Any]:
+    packs = PackedDataset(folder, str(processor))
+    if method != "fork":
+        packs.encoder.members.media_processor.try_all()
     loader = DataLoader(
-        Known(PackedDataset(folder, str(processor))),
+        Known(packs),
         batch_size=None,
         num_workers=1,
         multiprocessing_context=method,
@@ -69,7 +72,7 @@ def test_a_worker_begins_with_what_its_parent_tried(
 
 
 def test_a_dataset_that_no_loader_reads_tries_nothing(folder: Path, demo: tuple[Path, Path]) -> None:
-    """Nor does another process of the training, a copy, or a loader without workers."""
+    """Nor do another process of the training, a copy, and a loader without workers."""
     packs = PackedDataset(folder, str(demo[1]))
     processor = packs.encoder.members.media_processor
     child = multiprocessing.get_context("fork").Process(target=int)
