@@ -1,4 +1,4 @@
-"""A processor is loaded and tried once, by the process that forks a loader's workers; spawned ones are told of trials."""
+"""The process that forks a loader's workers loads and tries the processor, no worker does; spawned ones are told."""
 
 import multiprocessing
 import os
