@@ -32,6 +32,8 @@ TextWithPositions = tuple[str, Sequence[int]]
 #: makes the ids of several texts, one behind the other, and counts those of each
 BatchEncoder = Callable[[list[str]], tuple[npt.NDArray[np.uint32], list[int]]]
 
+#: the engine `auto` where at least so many bytes of texts are to come: from the start it pays
+MANY_TEXTS, MANY_TEXTS_BYTES = "many", 5_000_000
 _MAX_LOOKBACK = 60  # most characters from the start of a span back to an added token
 #: characters after which gigatoken is set up, which takes 0.6 s: words take 0.7 s for as many
 _MIN_GIGATOKEN_CHARACTERS = 15_000_000
@@ -53,8 +55,9 @@ class TokenEngine:
         """Read the tokenizer's settings and choose an engine.
 
         Args:
-            engine: `words`; `gigatoken`; `auto`, words first and, after many texts, gigatoken if it is installed; or
-                `tokenizers`, which leaves all texts to the tokenizer.
+            engine: `words`; `gigatoken`; `auto`, words first and, after many texts, gigatoken if it is installed;
+                `MANY_TEXTS`, as `auto` where many texts are to come; or `tokenizers`, which leaves all texts to the
+                tokenizer.
         """
         settings = _settings_of(tokenizer)
         pattern = word_pattern(settings)
@@ -74,8 +77,8 @@ class TokenEngine:
         words = WordTokens(tokenizer, pattern, self._added)
         self._encode: BatchEncoder = words.encode
         self._known = words.known
-        if engine == "auto":
-            self._tokenizer, self._characters_to_engine = tokenizer, _MIN_GIGATOKEN_CHARACTERS
+        if engine in ("auto", MANY_TEXTS):
+            self._tokenizer, self._characters_to_engine = tokenizer, _MIN_GIGATOKEN_CHARACTERS * (engine == "auto")
 
     def tokens(self, texts: Sequence[TextWithPositions]) -> list[tuple[Ids, list[int]] | None]:
         """Return the ids of each text, and how many tokens begin before each given position; None: not certain."""
