@@ -73,8 +73,12 @@ def keep_folder(kind: str, folder: Path) -> None:
     If that fails, a warning is logged.
     """
     kept = user_folder(kind, folder.name)
+
+    def copy(made: Path) -> None:
+        shutil.copytree(folder, made, dirs_exist_ok=True)
+
     try:
-        make_once(kept, lambda made: shutil.copytree(folder, made, dirs_exist_ok=True))
+        make_once(kept, copy)
         others = sorted(kept.parent.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
     except (OSError, shutil.Error) as error:
         _log.warning("%s is not kept for the next start: %s", kept, error)

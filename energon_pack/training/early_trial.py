@@ -52,7 +52,7 @@ def _same_chance() -> Iterator[None]:
 def _later_fork_functions() -> Iterator[None]:
     """Let packages that are imported take part in forks from the next one on, as this one has begun without them."""
     register = os.register_at_fork
-    os.register_at_fork = lambda **functions: _late.append(functions)  # type: ignore[assignment]
+    os.register_at_fork = lambda **functions: _late.append(functions)
     try:
         yield
     finally:

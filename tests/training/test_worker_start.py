@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from energon_pack.dataset.encoder import pack_encoder
+from energon_pack.dataset.manifest import read_manifest
 from energon_pack.trainers.on_disk import PackedDataset
 from energon_pack.training.worker_start import _waiting
 from support.alone import pack_demo
@@ -91,7 +93,9 @@ def test_an_error_of_the_trial_is_the_workers(
 
     monkeypatch.setattr("energon_pack.training.processor_calls.full_processor", fail)
     packs = PackedDataset(folder, str(demo[1]))
-    with_images = next(number for number in range(len(packs)) if any(m.media for m in packs.members(0, number)))
+    with_images = next(
+        number for number in range(len(packs)) if any(getattr(m, "media", {}) for m in packs.members(0, number))
+    )
     with pytest.raises(ValueError, match="no such processor here"):
         next(iter(DataLoader(packs, sampler=[with_images], collate_fn=packs.collate, num_workers=1)))
     assert "Exception ignored" not in capfd.readouterr().err
@@ -100,9 +104,7 @@ def test_an_error_of_the_trial_is_the_workers(
 def test_packs_without_media_try_nothing(
     folder: Path, demo: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from energon_pack.dataset import encoder
-
-    manifest = encoder.read_manifest(folder)
+    manifest = read_manifest(folder)
     of_texts = {name: value for name, value in manifest["hashes"].items() if name != "media.crc32"}
-    monkeypatch.setattr(encoder, "read_manifest", lambda _: manifest | {"hashes": of_texts})
-    assert encoder.pack_encoder(folder, str(demo[1])).members.media_processor not in _waiting
+    monkeypatch.setattr("energon_pack.dataset.encoder.read_manifest", lambda _: manifest | {"hashes": of_texts})
+    assert pack_encoder(folder, str(demo[1])).members.media_processor not in _waiting
