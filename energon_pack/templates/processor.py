@@ -14,8 +14,9 @@ from tokenizers import Tokenizer
 
 from energon_pack.errors import PackError
 from energon_pack.run.files import is_intact, make_once, write_whole
+from energon_pack.run.kept_folders import fetch_folder, keep_folder
 from energon_pack.run.plain_data import node_of, plain
-from energon_pack.run.user_cache import fetch_folder, keep_folder, read_kept, version_of, write_kept
+from energon_pack.run.user_cache import read_kept, version_of, write_kept
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import ADDED_KINDS
 from energon_pack.templates.build import build
