@@ -173,7 +173,7 @@ def one_pack(dataset: Path, processor: str) -> None:
     settings = {"batch_size": None, "shuffle_buffer_size": None, "max_samples_per_sequence": None}
     sample = next(iter(get_savable_loader(get_train_dataset(dataset, worker_config=worker, **settings))))
     data = [[image.__reduce__()[1][0] for image in member] for member in sample.images]
-    pixels, decoded = encoder.members._media_processor, [[decode_image(d) for d in member] for member in data]
+    pixels, decoded = encoder.members.media_processor, [[decode_image(d) for d in member] for member in data]
 
     def given(images: list[list[Any]]) -> list[PreparedMedia]:
         return [PreparedMedia(["image"] * len(own), own) for own in images]
@@ -184,7 +184,7 @@ def one_pack(dataset: Path, processor: str) -> None:
         sample.images = decoded
         encoder.batch([encoder.encode_sample(sample)])
 
-    encoder.members._media_processor = lambda *_: ready  # type: ignore[assignment]
+    encoder.members.media_processor = lambda *_: ready  # type: ignore[assignment]
     without = best(tokens_and_layout)
     with_pixels = best(lambda: pixels(given([[decode_image(d) for d in member] for member in data])), 3)
     process = pixels._call._loaded[0].image_processor

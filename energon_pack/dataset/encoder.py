@@ -14,6 +14,7 @@ from energon_pack.samples.tokens import MemberTokens
 from energon_pack.templates.folder import local_folder
 from energon_pack.templates.full_processor import quiet_transformers
 from energon_pack.training.pack_encoder import PackEncoder
+from energon_pack.training.worker_start import try_before_workers
 
 
 def pack_encoder(
@@ -30,7 +31,11 @@ def pack_encoder(
         if is_given:
             agreement.refuse_other_processor(path, rules)
         agreement.refuse_other_inputs(path, rules)
-    return PackEncoder(manifest, rules, **options)
+    encoder = PackEncoder(manifest, rules, **options)
+    copies = manifest["content"].get("output", {}).get("media", "copy") == "copy"
+    if not copies or "media.crc32" in manifest.get("hashes", ("media.crc32",)):
+        try_before_workers(encoder.members.media_processor)
+    return encoder
 
 
 def read_rules(dataset: str | Path, processor: str | None, trust_remote_code: bool) -> InputRules:

@@ -2,12 +2,13 @@
 
 import warnings
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from energon_pack.errors import PackError
 from energon_pack.lengths.kept_tokens import TokenWriter
@@ -33,6 +34,7 @@ from energon_pack.templates.beginnings import beginnings
 from energon_pack.templates.processor import load_saved_template
 from energon_pack.templates.sample import Rendered, Sample
 from energon_pack.templates.template import Template
+from energon_pack.templates.tokens.engine import MANY_TEXTS, MANY_TEXTS_BYTES
 
 _BATCH_SAMPLES = 512  # texts that are tokenized at once
 _BATCH_CHARACTERS = 4_000_000
@@ -107,12 +109,19 @@ def measure(job: MeasureJob) -> pa.Table:
     warnings.filterwarnings("ignore", module="PIL")  # odd EXIF and the like; unreadable files are in the ledger
     with Reader() as reader, raising_store_errors():
         token_writer = TokenWriter() if job.tokens_folder else None
-        rows = render_and_count(_read_all(reader, job), template, job.method, token_writer)
+        rows = render_and_count(_read_all(reader, job), template, _method_of(job), token_writer)
         if token_writer and job.tokens_folder:
             number = token_writer.write(job.tokens_folder)
             for row in rows:
                 row.kept = row.kept and number + row.kept
         return lengths_table(rows, job.method)
+
+
+def _method_of(job: MeasureJob) -> Method:
+    """Return the method of a job; one of many texts begins with the engine that is right for many."""
+    num_bytes = pc.sum(job.samples["record_size"]).as_py() or 0
+    is_many = job.method.engine == "auto" and num_bytes >= MANY_TEXTS_BYTES
+    return replace(job.method, engine=MANY_TEXTS) if is_many else job.method
 
 
 def render_and_count(

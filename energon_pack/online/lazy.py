@@ -38,6 +38,7 @@ from energon_pack.stages.planning import Planned
 from energon_pack.trainers.pack_datasets import PacksByNumber
 from energon_pack.training.member_encoder import UnreadMember
 from energon_pack.training.pack_encoder import PackEncoder, check_options
+from energon_pack.training.worker_start import try_before_workers
 
 __all__ = ["LazyPackedDataset"]
 
@@ -79,6 +80,8 @@ class LazyPackedDataset(PacksByNumber):
         rules = prepared.template.rules_by(self.config.measure.engine.value)
         self.encoder = PackEncoder(prepared.manifest, rules, **options)
         planned = prepared.planned
+        if planned.report.by_media.keys() - {"text"}:
+            try_before_workers(self.encoder.members.media_processor)
         packs = np.flatnonzero(split_of_packs(planned.lengths.items, planned.plan) == SPLITS.index(split))
         if max_packs is not None:
             packs = packs[:max_packs]

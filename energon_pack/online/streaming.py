@@ -24,6 +24,7 @@ from energon_pack.steps.topology import ranks_here
 from energon_pack.trainers.pack_datasets import PacksForTrainers, import_numbered_rows
 from energon_pack.training.encoded import Pack
 from energon_pack.training.pack_encoder import PackEncoder
+from energon_pack.training.worker_start import try_before_workers
 
 __all__ = ["StreamingPackedDataset"]
 
@@ -76,6 +77,9 @@ class StreamingPackedDataset(PacksForTrainers, IterableDataset[Pack]):
         #: makes packs and batches; pass it to `guard`
         rules = begun.template.rules_by(self.config.measure.engine.value)
         self.encoder = PackEncoder(begun.manifest, rules, **options)
+        try_before_workers(
+            self.encoder.members.media_processor
+        )  # nobody knows yet whether there are media in the samples
         source, drop = self.config.source, options.get("on_bad_member") == "drop"
         of_labels = self.config.labels.untrained
         self._measuring = SampleMeasurer(begun.template, self.config.packing, source.control_tokens, drop, of_labels)

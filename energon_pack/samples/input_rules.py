@@ -64,6 +64,8 @@ class InputRules:
     made: Mapping[str, Any] = field(default_factory=dict)  # figures of the inputs that it made of the trial's media
     #: tokenizes members that are in no pack; None: nothing here can
     tokenize: Callable[[MemberInput], MemberTokens] | None = None
+    #: what the process that started this one found out about its processor; None: nothing
+    findings: object = None
 
     def token_id(self, token: str) -> int | None:
         """Return the id of a special token, or of a token of media; None: there is none."""
@@ -83,7 +85,7 @@ class InputRules:
 
     def to_json(self) -> dict[str, Any]:
         """Return the rules as JSON values, without the processor's folder and the trial's tokens."""
-        left_out = ("folder", "trial", "tokenize")
+        left_out = ("folder", "trial", "tokenize", "findings")
         values = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in left_out}
         looks = {kind: look._asdict() for kind, look in self.looks.items()}
         return {**values, "looks": looks, "trial": [[one.purpose, one.kind] for one in self.trial]}

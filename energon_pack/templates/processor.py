@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from energon_pack.errors import PackError
 from energon_pack.run.files import is_intact, make_once, write_whole
+from energon_pack.run.kept_folders import fetch_folder, keep_folder
 from energon_pack.run.plain_data import node_of, plain
 from energon_pack.run.user_cache import read_kept, version_of, write_kept
 from energon_pack.samples.input_rules import InputRules
@@ -40,6 +41,8 @@ _VERSIONED_PACKAGES = ("energon-pack", "transformers", "tokenizers", "torch", "t
 #: settings of `model` that do not change the template
 _UNUSED_MODEL_SETTINGS = ("name", "hub_id", "mask", "rope")
 _CHOICE_FILE = "choice.json"
+#: the folder of templates in the user's cache
+_KEPT = "templates"
 
 
 def load_template(settings: TemplateSettings) -> Template:
@@ -49,9 +52,9 @@ def load_template(settings: TemplateSettings) -> Template:
 
 
 def saved_template(settings: TemplateSettings, cache_dir: Path) -> str | None:
-    """Return the template's folder in the cache; None: `prepare_template` has not made it yet."""
+    """Return the template's folder in the cache, which gets it from the user's; None: `prepare_template` makes it."""
     saved = _template_folder(settings, cache_dir, _processor_folder(settings.model))
-    return os.fspath(saved) if is_intact(saved) else None
+    return os.fspath(saved) if is_intact(saved) or fetch_folder(_KEPT, saved) else None
 
 
 def prepare_template(settings: TemplateSettings, cache_dir: Path) -> str:
@@ -74,6 +77,8 @@ def prepare_template(settings: TemplateSettings, cache_dir: Path) -> str:
         _last_tokenizer[os.fspath(saved)] = template.tokenizer
 
     make_once(saved, make)
+    if not choice_of(os.fspath(saved)).note:
+        keep_folder(_KEPT, saved)
     return os.fspath(saved)
 
 

@@ -7,10 +7,11 @@ through is then normalized into place. A trial shows for which processors the nu
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import chain, groupby
 from math import prod
 from typing import Any, NamedTuple
+from warnings import catch_warnings
 
 import numpy as np
 import torch
@@ -101,9 +102,17 @@ class _Steps:
         return name, next(iter(self._scales))._replace(repeats=next(iter(self._repeats), 1))
 
 
+@cache
+def _hear_of_readonly_memory() -> None:
+    """Let torch give its one warning about memory that can't be written: these bytes are only read."""
+    with catch_warnings(action="ignore"):
+        torch.from_numpy(np.frombuffer(bytes(1), np.uint8))
+
+
 def _process_image(part: Any, image: Any, **settings: Any) -> Any:
     """Return an image's pixels, uint8 [3, height, width], without a copy that lies in another order."""
     if isinstance(image, Image.Image) and image.mode == "RGB" and settings.get("device") is None:
+        _hear_of_readonly_memory()
         return torch.from_numpy(np.asarray(image)).permute(2, 0, 1)
     return part.process_image(image, **settings)
 
@@ -161,7 +170,7 @@ class ByteCalls:
         pixels: dict[str, list[_Pixels]] = {}
         for media in _calls_of(members, each):
             steps = _Steps()
-            call = self._call.changed(steps.copied)
+            call = self._call.changed(steps.copied, only_images=needs_no_text)
             tensors = call.images([media], joins) if needs_no_text else call([media])
             if tensors.keys() - joins.keys():
                 raise OtherStepsError("inputs that were not tried")

@@ -5,6 +5,7 @@ again only when the tensors over it are gone in both: `weakref.finalize` on thei
 and DLPack keep alive, says so in the file's first byte. A file has no name: nothing is left when processes are killed.
 """
 
+import ctypes
 import logging
 import mmap
 import os
@@ -28,6 +29,24 @@ _MOST_FILES = 8
 #: states of a file, in its first byte: it may be written, the training has it, it is never written again
 _FREE, _SENT, _LEFT = range(3)
 _num_forks = [0]
+#: parameters of glibc's mallopt(3): the most large blocks that are mapped; map blocks from this size on; return the
+#: heap's end above this
+_MMAP_MAX, _MMAP_THRESHOLD, _TRIM_THRESHOLD = -4, -3, -1
+_RETURNED_BLOCK_BYTES, _KEPT_HEAP_BYTES = 256 << 20, 512 << 20
+
+
+@cache
+def keep_pages() -> None:
+    """Let glibc keep freed memory for later packs; for a worker of a DataLoader.
+
+    Blocks of 256 MB and more are still returned: to allocate one for each pack costs little, and kept ones would add up
+    to the largest ever needed. Another allocator than glibc's is left alone.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        if not mallopt(_MMAP_THRESHOLD, _RETURNED_BLOCK_BYTES):  # an older glibc takes 32 MB at most
+            mallopt(_MMAP_MAX, 0)
+        mallopt(_TRIM_THRESHOLD, _KEPT_HEAP_BYTES)
 
 
 def _count_fork() -> None:

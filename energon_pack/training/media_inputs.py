@@ -51,6 +51,19 @@ class _TriedMedia:
     tokens_of_row: Mapping[str, float] = field(default_factory=dict)
     #: for each input, how much of it one medium has; inputs without such a number are left out
     lens_of_medium: Mapping[str, float] = field(default_factory=dict)
+    #: what the log says where they are used; empty: nothing
+    warning: str = ""
+
+
+@dataclass(frozen=True)
+class _Findings:
+    """What trials in one process showed of a processor, for another one."""
+
+    tried: Mapping[str, _TriedMedia] = field(default_factory=dict)
+    can_mix_kinds: bool | None = None
+    token_outputs: Collection[str] = ()
+    #: its image processor, pickled
+    images: bytes = b""
 
 
 class MediaProcessor:
@@ -58,9 +71,33 @@ class MediaProcessor:
 
     def __init__(self, rules: InputRules):
         self._rules = rules
-        self._call = ProcessorCalls(rules)
+        known = rules.findings if isinstance(rules.findings, _Findings) else _Findings()
+        self._call = ProcessorCalls(rules, known.token_outputs, known.images)
         self._byte_calls = ByteCalls(self._call, _empty)
-        self._tried: dict[str, _TriedMedia] = {}
+        self._tried, self._warned = {**known.tried}, set[str]()
+        if known.can_mix_kinds is not None:
+            self._can_mix_kinds = known.can_mix_kinds
+
+    def try_all(self) -> None:
+        """Try every kind of media now, so that workers which are forked next need not."""
+        for kind in self._call.kinds if self._rules.media_tokens else ():
+            self._tried[kind] = self._tried.get(kind) or self._try_kind(kind)
+        if any(one.refusal for one in self._tried.values()):  # a kind that nobody uses may keep another from use
+            self._tried.clear()
+        if len(self._tried) > 1:
+            self._can_mix_kinds  # noqa: B018
+
+    @property
+    def known_rules(self) -> InputRules:
+        """The rules with what trials showed, for another process."""
+        if not self._tried:
+            return self._rules
+        mixes = vars(self).get("_can_mix_kinds")
+        findings = _Findings(self._tried, mixes, self._call.token_outputs, self._call.pickled_images)
+        return replace(self._rules, findings=findings)
+
+    def __reduce__(self) -> tuple[type["MediaProcessor"], tuple[InputRules]]:
+        return MediaProcessor, (self.known_rules,)
 
     def __call__(self, members: Sequence[PreparedMedia]) -> dict[str, Tensor]:
         """Return the joined media inputs of some members, by name; JoinError: they can't be joined."""
@@ -129,6 +166,10 @@ class MediaProcessor:
     def _tried_media(self, kind: str) -> _TriedMedia:
         if kind not in self._tried:
             self._tried[kind] = self._try_kind(kind) if kind in self._call.kinds else _TriedMedia()
+        if kind not in self._warned:
+            self._warned.add(kind)
+            if why := self._tried[kind].warning:
+                _log.warning("%s", why)
         return self._tried[kind]
 
     @quiet_transformers()  # warnings about noise say nothing about the data
@@ -153,9 +194,8 @@ class MediaProcessor:
                 tried = replace(tried, tokens_of_row=rows, lens_of_medium=lens)
                 of_calls = [members] if tried.can_call_once else [[member] for member in members]
                 tried = replace(tried, in_bytes=self._moves_bytes(of_calls, tried))
-        if why := tried.refusal or (tried.limit and f"{name}: {tried.limit} ({_REMEDIES.get(kind, 'a pack a batch')})"):
-            _log.warning("%s", why)
-        return tried
+        why = tried.limit and f"{name}: {tried.limit} ({_REMEDIES.get(kind, 'a pack a batch')})"
+        return replace(tried, warning=tried.refusal or why)
 
     def _lens_by_tokens_and_media(
         self, kind: str, members: Sequence[PreparedMedia], joins: Mapping[str, Join]

@@ -48,7 +48,7 @@ class MemberEncoder:
 
     def __init__(self, rules: InputRules, rope: RopeRule | OwnRope | None = None):
         self._rules, self._rope = rules, rope
-        self._media_processor = MediaProcessor(rules)
+        self.media_processor = MediaProcessor(rules)
 
     def encode(self, member: MemberInput) -> Encoded:
         """Encode one member alone, with all of its media, even those that it shares with another."""
@@ -105,7 +105,7 @@ class MemberEncoder:
                     raise member.error
                 drafts.append(self._draft(member))
                 if are_tried:
-                    self._media_processor([drafts[-1].added_media])
+                    self.media_processor([drafts[-1].added_media])
                 lost = None
             except Exception as error:  # damaged media make decoders raise anything
                 drafts = [draft for draft in drafts if draft.member is not member]
@@ -116,7 +116,7 @@ class MemberEncoder:
     def check(self) -> None:
         """Try a processor without tested rules with random media; check that the model class makes M-RoPE rows."""
         if self._rules.is_asked:
-            self._media_processor.check()
+            self.media_processor.check()
         if isinstance(self._rope, OwnRope):
             self._rope.check([member.tokens for member in self.probe_members()])
 
@@ -125,7 +125,7 @@ class MemberEncoder:
         parts = [part for part in media if part]
         if len(parts) < 2:
             return dict(*parts)
-        return join(parts, self._media_processor.joins({name for part in parts for name in part}))
+        return join(parts, self.media_processor.joins({name for part in parts for name in part}))
 
     def probe_members(self, several_sounds: bool = True) -> list[Encoded]:
         """Return short samples of text and of random media of each kind; without `several_sounds`, one of each kind."""
@@ -148,7 +148,7 @@ class MemberEncoder:
             except (ImportError, ValueError, OSError) as error:  # training can't use such media here, either
                 _log.info("a model is not tried with a %s: %s", kind, error)
                 continue
-            members.append(replace(encoded, media=media, joins=self._media_processor.joins(media) if media else {}))
+            members.append(replace(encoded, media=media, joins=self.media_processor.joins(media) if media else {}))
         return members
 
     def concatenate(self, parts: Sequence[Encoded]) -> Encoded:
@@ -195,7 +195,7 @@ class MemberEncoder:
             raise ValueError("it shares tokens with the sample before it, and has a sound: packing.share=none")
         kinds = [medium.kind for medium in tokens.media]
         num_shared = bisect_left([*accumulate(len(medium.part_kinds) for medium in tokens.media)], first + 1)
-        is_whole = first > 0 and (isinstance(self._rope, OwnRope) or not self._media_processor.can_split(kinds))
+        is_whole = first > 0 and (isinstance(self._rope, OwnRope) or not self.media_processor.can_split(kinds))
         added = prepared_media(self._rules, tokens.media[num_shared:], files[first:])
         if not first:
             return _Draft(member, tokens, added)
@@ -206,19 +206,19 @@ class MemberEncoder:
     def _media(self, drafts: Sequence["_Draft"]) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
         """Return the joined media that members add, and for each member the media inputs that its positions need."""
         for draft in drafts:
-            if draft.all_media is not None and not self._media_processor.can_split(draft.all_media.order):
-                self._media_processor.check_split(draft.all_media, draft.added_media)
+            if draft.all_media is not None and not self.media_processor.can_split(draft.all_media.order):
+                self.media_processor.check_split(draft.all_media, draft.added_media)
         added = [medium for draft in drafts for medium in draft.added_sizes]
         if isinstance(self._rope, OwnRope):
-            each = [self._media_processor([draft.added_media]) for draft in drafts]
-            wholes = [None if draft.all_media is None else self._media_processor([draft.all_media]) for draft in drafts]
+            each = [self.media_processor([draft.added_media]) for draft in drafts]
+            wholes = [None if draft.all_media is None else self.media_processor([draft.all_media]) for draft in drafts]
             media = self.join(each)
-            self._media_processor.refuse_feature_mismatch(media, added)
+            self.media_processor.refuse_feature_mismatch(media, added)
             return media, [
                 added_media if whole is None else whole for whole, added_media in zip(wholes, each, strict=True)
             ]
-        media = self._media_processor([draft.added_media for draft in drafts])
-        self._media_processor.refuse_feature_mismatch(media, added)
+        media = self.media_processor([draft.added_media for draft in drafts])
+        self.media_processor.refuse_feature_mismatch(media, added)
         images = _rows_by_member(media, _GRIDS[:1], [len(draft.added_media.of_kind(IMAGE.kind)) for draft in drafts])
         videos = _rows_by_member(media, _GRIDS[1:], [len(draft.added_media.of_kind(VIDEO.kind)) for draft in drafts])
         images = _with_shared_rows(images, [draft.num_shared[0] for draft in drafts])
@@ -235,7 +235,7 @@ class MemberEncoder:
             each = [own.tolist() for own in np.split(ids, np.cumsum(lens)[:-1])]
             makers = self.token_functions.items()
             rows = {name: torch.cat([torch.as_tensor(make([own]))[0] for own in each]) for name, make in makers}
-            if known_types := [one for own in each if (one := self._media_processor.token_types(own)) is not None]:
+            if known_types := [one for own in each if (one := self.media_processor.token_types(own)) is not None]:
                 # transformers knows only images, videos and sounds
                 types = np.where(types > AUDIO.token_type, types, np.concatenate(known_types))
         counts = restarting_counts(lens)
@@ -261,7 +261,7 @@ class MemberEncoder:
     @cached_property
     def token_functions(self) -> Mapping[str, TokenFunction]:
         """Functions that make a model's special inputs with one value per token, from token ids; by input name."""
-        return self._media_processor.token_functions if self._rules.is_asked else {}
+        return self.media_processor.token_functions if self._rules.is_asked else {}
 
     def _rows(self, ids: Tensor, types: Tensor, media: dict[str, Tensor]) -> Any:
         """Return the M-RoPE rows [3, L] of one member; None: the model has none."""
@@ -273,7 +273,7 @@ class MemberEncoder:
         """Return the media inputs of one small white image, for ranks whose pack has no image."""
         (medium,) = next(one.tokens.media for one in self._rules.trial if one.purpose == BLANK_IMAGE)
         white = Image.new("RGB", (medium.width, medium.height), "white")
-        return self._media_processor([PreparedMedia([IMAGE.kind], apply_medium_steps(self._rules, medium, [white]))])
+        return self.media_processor([PreparedMedia([IMAGE.kind], apply_medium_steps(self._rules, medium, [white]))])
 
 
 def media_in_order(member: MemberInput, media: Sequence[SeenMedium]) -> list[Any]:

@@ -28,7 +28,6 @@ from energon_pack.training.joining import JoinError
 from energon_pack.training.layout import IGNORE, Batch, RowForm, neat, seq_idx
 from energon_pack.training.media_inputs import joined_lens
 from energon_pack.training.member_encoder import Encoded, MemberEncoder, UnreadMember
-from energon_pack.training.processor_calls import keep_pages_in_worker
 from energon_pack.training.rope import RopeRowsError
 from energon_pack.training.rope_rule import rope_rule_of
 
@@ -125,7 +124,7 @@ class PackEncoder:
         options = {name: value for name, value in locals().items() if name not in ("self", "made", "rules")}
         self.made, self.layout, self.rules = made, layout or made["layout"], rules
         check_options(options, self.layout)
-        self._arguments = made, rules, options
+        self._options = options
         #: whether the dataset's samples may share their beginnings
         self.has_trees = made["content"].get("packing", {}).get("share", "none") != "none"
         #: whether labels stand where they are predicted
@@ -164,7 +163,10 @@ class PackEncoder:
 
     def encode(self, key: str, members: Iterable[MemberInput | UnreadMember]) -> Pack | None:
         """Encode the members of a pack; None: all were dropped. BadPack: a member can't be encoded."""
-        keep_pages_in_worker()
+        if get_worker_info() is not None:
+            from energon_pack.training.kept_memory import keep_pages
+
+            keep_pages()
         dropped: list[str] = []
 
         def on_bad(member: MemberInput | UnreadMember, error: Exception) -> None:
@@ -263,7 +265,7 @@ class PackEncoder:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle only the arguments: a spawned worker makes a new encoder."""
-        return _unpickled, (*self._arguments, self.tower)
+        return _unpickled, (self.made, self.members.media_processor.known_rules, self._options, self.tower)
 
     def _padded_len(self, pack: Members) -> int:
         """Return how many tokens a pack's members take, each rounded up, shared tokens once."""

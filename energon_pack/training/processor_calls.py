@@ -1,9 +1,9 @@
 """Call a model's processor with only the media of members."""
 
 import copy
-import ctypes
-import os
+import pickle
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import get_worker_info
 
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.arguments import PreparedMedia, join_media
@@ -19,32 +18,8 @@ from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.prepared import apply_medium_steps, make_clip, media_inputs
 from energon_pack.samples.tokens import MemberTokens, SeenMedium
-from energon_pack.templates.full_processor import full_processor, image_processor_alone
+from energon_pack.templates.full_processor import full_processor, image_processor_alone, quiet_transformers
 from energon_pack.training.joining import JoinError
-
-#: parameters of glibc's mallopt(3): the most large blocks that are mapped; map blocks from this size on; return the
-#: heap's end above this
-_MMAP_MAX, _MMAP_THRESHOLD, _TRIM_THRESHOLD = -4, -3, -1
-_RETURNED_BLOCK_BYTES, _KEPT_HEAP_BYTES = 256 << 20, 512 << 20
-#: id of the process in which `keep_pages_in_worker` ran
-_configured_pid = [0]
-
-
-def keep_pages_in_worker() -> None:
-    """Let glibc keep freed memory for later packs, if this process is a worker of a DataLoader.
-
-    Blocks of 256 MB and more are still returned: to allocate one for each pack costs little, and kept ones would add up
-    to the largest ever needed. Another allocator than glibc's is left alone.
-    """
-    if _configured_pid[0] == os.getpid() or get_worker_info() is None:
-        return
-    _configured_pid[0] = os.getpid()
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        if not mallopt(_MMAP_THRESHOLD, _RETURNED_BLOCK_BYTES):  # an older glibc takes 32 MB at most
-            mallopt(_MMAP_MAX, 0)
-        mallopt(_TRIM_THRESHOLD, _KEPT_HEAP_BYTES)
-
 
 #: maps the token ids of texts to one value for each token
 TokenFunction = Callable[[list[list[int]]], Any]
@@ -58,11 +33,16 @@ _UNUSED_OUTPUTS = frozenset(("labels",))
 
 
 class ProcessorCalls:
-    """Calls a model's processor for media alone; loads it at the first call."""
+    """Calls a model's processor for media alone; loads it at the first call.
 
-    def __init__(self, rules: InputRules):
-        self._rules = rules
-        self._token_outputs: set[str] = set()
+    Args:
+        token_outputs: outputs for each token, as far as another process knows.
+        images: `pickled_images` of another process.
+    """
+
+    def __init__(self, rules: InputRules, token_outputs: Collection[str] = (), images: bytes = b""):
+        self._rules, self._pickled_images = rules, images
+        self.token_outputs = {*token_outputs}
 
     def __call__(self, members: Sequence[PreparedMedia], as_rows: bool = False) -> dict[str, Tensor]:
         """Return the media inputs, by name, of some members in one text; `as_rows`: in a text for each member."""
@@ -88,28 +68,37 @@ class ProcessorCalls:
         output = processor(text=texts, return_tensors="pt", **padding, **arguments)
         tensors, shape = _tensors(output), output["input_ids"].shape
         whole = {name: value for name, value in tensors.items() if not value.is_floating_point()}
-        self._token_outputs |= {name for name, value in whole.items() if value.shape == shape}
-        return {name: value for name, value in tensors.items() if name not in self._token_outputs}
+        self.token_outputs |= {name for name, value in whole.items() if value.shape == shape}
+        return {name: value for name, value in tensors.items() if name not in self.token_outputs}
 
     def images(self, members: Sequence[PreparedMedia], names: Collection[str]) -> dict[str, Tensor]:
         """Process only images, by the image processor without any text; return its outputs in `names`."""
         arguments = media_inputs(self._rules, join_media(members))
         images = join_media(members).of_kind(IMAGE.kind)
-        processor, alone = self._loaded
-        output = (alone or processor.image_processor)(images, return_tensors="pt", **arguments.get("images_kwargs", {}))
+        output = self._images(images, return_tensors="pt", **arguments.get("images_kwargs", {}))
         return _tensors({name: value for name, value in output.items() if name in names})
 
-    def changed(self, change: Callable[[Any], Any]) -> "ProcessorCalls":
-        """Return the same calls of a changed processor; `change` makes it."""
+    def changed(self, change: Callable[[Any], Any], only_images: bool) -> "ProcessorCalls":
+        """Return the same calls of a changed processor, or of its part for images; `change` makes it."""
         calls = copy.copy(self)
-        processor, alone = self._loaded
-        vars(calls)["_loaded"] = processor and change(processor), alone and change(alone)
+        if only_images:
+            vars(calls)["_images"] = change(self._images)
+        else:
+            processor, alone = self._loaded
+            vars(calls)["_loaded"] = processor and change(processor), alone and change(alone)
         return calls
+
+    @property
+    def pickled_images(self) -> bytes:
+        """The image processor, pickled: another process imports less for it than for the whole; empty: it can't be."""
+        with suppress(Exception):  # its code may have no name by which it is imported
+            return pickle.dumps(self._images)
+        return b""
 
     def token_functions(self) -> dict[str, TokenFunction]:
         """Return by name functions that make a model's special inputs with one value per token, from token ids."""
         processor, _ = self._loaded
-        functions = {name: getattr(processor, f"create_{name}", None) for name in self._token_outputs - _UNUSED_OUTPUTS}
+        functions = {name: getattr(processor, f"create_{name}", None) for name in self.token_outputs - _UNUSED_OUTPUTS}
         if lost := sorted(name for name, make in functions.items() if make is None):
             raise JoinError(f"{self.name} gives {', '.join(lost)} for each token, for which packs have no place")
         return {name: make for name, make in functions.items() if make is not None}
@@ -140,6 +129,15 @@ class ProcessorCalls:
         """The processor's class name."""
         processor, alone = self._loaded
         return type(processor or alone).__name__
+
+    @cached_property
+    def _images(self) -> Any:
+        """The image processor."""
+        if self._pickled_images:
+            with quiet_transformers(), suppress(Exception):  # the whole processor has it, too
+                return pickle.loads(self._pickled_images)
+        processor, alone = self._loaded
+        return alone or processor.image_processor
 
     @cached_property
     def _loaded(self) -> tuple[Any, Any]:

@@ -163,6 +163,7 @@ def test_the_audit_asks_as_a_user_would(folder_of: Make, tmp_path: Path, monkeyp
     done = command_here("energon_pack", *run, "output.name=right", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "verified: 2 samples in the full processor, none differs" in done.stdout
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other user"))  # else the right template would be found there
     monkeypatch.setattr("energon_pack.templates.build._chat_templates", lambda *_: (WITH_CALLS, ""))
     done = command_here("energon_pack", *run, "output.name=wrong", "cache_dir=other", cwd=tmp_path)
     assert done.returncode == 1

@@ -121,7 +121,7 @@ def test_memory_of_a_batch_before_shows_nowhere(real: Path) -> None:
     """Padding is written, too: what lies in used memory would train a model."""
     need_torchvision()
     encoder = MemberEncoder(load_template(of_model("qwen_vl", real / "processors/qwen2_5_vl")).input_rules)
-    encoder._media_processor._byte_calls = ByteCalls(encoder._media_processor._call, dirty)
+    encoder.media_processor._byte_calls = ByteCalls(encoder.media_processor._call, dirty)
     turns = [{"role": "user", "content": "<image>?"}, {"role": "assistant", "content": "That."}]
     members = [MemberInput(str(n), turns, [LazyImage(picture(60, 90 + n), "i")], []) for n in range(2)]
     _, media = encoder.encode_all(members, lambda *_: None)

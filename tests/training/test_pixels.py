@@ -182,7 +182,7 @@ def test_a_family_of_rules_loads_no_processor_for_texts(real: Path) -> None:
     members, media = encoder.encode_all([MemberInput("k", turns, [], [])] * 2, fail)
     assert len(members) == 2
     assert encoder.join([media, media]) == {}
-    assert "_loaded" not in vars(encoder._media_processor._call)
+    assert "_loaded" not in vars(encoder.media_processor._call)
 
 
 def test_inputs_of_other_names_reach_the_model() -> None:
@@ -214,10 +214,10 @@ def test_members_of_several_packs_are_joined_as_one_call_would(real: Path, name:
     assert joined.keys() == every.keys()
     for key, value in every.items():
         torch.testing.assert_close(joined[key], value, rtol=0, atol=1e-5)
-    found = encoder._media_processor.joins(every)
+    found = encoder.media_processor.joins(every)
     assert {key: rule for key, rule in found.items() if rule != Join()} == rules
-    assert encoder._media_processor._tried_media("image").can_call_once
-    assert encoder._media_processor._tried_media("image").needs_no_text is without_text
+    assert encoder.media_processor._tried_media("image").can_call_once
+    assert encoder.media_processor._tried_media("image").needs_no_text is without_text
 
 
 SIZES = ((900, 500), (60, 90), (300, 700))

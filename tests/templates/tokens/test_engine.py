@@ -5,17 +5,22 @@ A count that is one too low overflows a pack in training; the reference is `toke
 """
 
 from bisect import bisect_left
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
+from energon_pack.lengths import worker
+from energon_pack.lengths.method import Method
 from energon_pack.samples.placeholders import place_media
+from energon_pack.samples.settings import ReadSettings
 from energon_pack.templates.processor import load_saved_template, prepare_template
 from energon_pack.templates.sample import Rendered, Sample
 from energon_pack.templates.template import Template
@@ -206,6 +211,40 @@ def test_few_texts_set_no_engine_up(template: Template, monkeypatch: pytest.Monk
     assert not asked
     engine.tokens([("a " * 600_000, [])])
     engine.tokens([("a " * 600_000, [])])
+    assert len(asked) == 1
+
+
+def test_a_job_of_many_texts_begins_with_it(template: Template, monkeypatch: pytest.MonkeyPatch) -> None:
+    from energon_pack.templates.tokens import engine as engines
+
+    asked: list[int] = []
+    monkeypatch.setattr(engines, "_gigatoken_encoder", asked.append)
+    samples = pa.table({"record_size": [3_000_000, 1_999_999]})
+    job = worker.MeasureJob([], samples, Method("", ReadSettings()))
+    assert worker._method_of(job).engine == "auto"
+    job = replace(job, samples=pa.table({"record_size": [3_000_000, 2_000_000]}))
+    engine = TokenEngine(template._tokenizer, worker._method_of(job).engine)
+    engine.tokens([("a b", [])])
+    assert len(asked) == 1
+    for name in ("words", "gigatoken", "tokenizers"):
+        named = replace(job, method=replace(job.method, engine=name))
+        assert worker._method_of(named) is named.method
+
+
+def test_texts_of_new_words_set_an_engine_up_sooner(template: Template, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first texts are the dear ones: 5,500 of them take as long as 16,000 whose words are known."""
+    from energon_pack.templates.tokens import engine as engines
+
+    asked: list[int] = []
+    monkeypatch.setattr(engines, "_gigatoken_encoder", asked.append)
+    monkeypatch.setattr(engines, "_MIN_GIGATOKEN_CHARACTERS", 10_000)
+    engine = TokenEngine(template._tokenizer, "auto")
+    known, new = " a" * 100, "".join(f" {chr(97 + n % 26)}{chr(97 + n // 26)}" for n in range(100))
+    for _ in range(3):
+        engine.tokens([(known, [])])
+    assert not asked
+    engine.tokens([(new, [])])
+    engine.tokens([(known, [])])
     assert len(asked) == 1
 
 

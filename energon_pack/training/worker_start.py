@@ -1,0 +1,49 @@
+"""Try processors where a loader forks its workers, so that each worker begins with what this process loaded and found.
+
+Nothing tells beforehand that a loader will fork workers: the fork itself is seen. A spawned worker spends its start on
+imports, which it can't inherit: it gets what was tried already.
+"""
+
+import os
+import sys
+import weakref
+from multiprocessing.process import BaseProcess
+from types import FrameType
+from typing import Protocol
+
+from torch.utils.data import get_worker_info
+
+
+class Tried(Protocol):
+    """What can be tried without a sample."""
+
+    def try_all(self) -> None:
+        """Try it now; any error."""
+
+
+_waiting: "weakref.WeakSet[Tried]" = weakref.WeakSet()
+
+
+def try_before_workers(one: Tried) -> None:
+    """Let this be tried when a loader forks its first worker."""
+    _waiting.add(one)
+
+
+def _try_where_forking() -> None:
+    if _waiting and get_worker_info() is None and _forks_worker():
+        from energon_pack.training.early_trial import try_unnoticed
+
+        trials = [one.try_all for one in _waiting]
+        _waiting.clear()
+        try_unnoticed(trials)
+
+
+os.register_at_fork(before=_try_where_forking)
+
+
+def _forks_worker() -> bool:
+    """Say whether a loader of torch or torchdata starts a worker in this moment; other forks read no samples."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code is not BaseProcess.start.__code__:
+        frame = frame.f_back
+    return frame is not None and getattr(frame.f_locals["self"]._target, "__name__", "") == "_worker_loop"
