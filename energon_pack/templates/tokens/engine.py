@@ -13,7 +13,7 @@ import json
 import math
 import sys
 import unicodedata
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from importlib import import_module
@@ -35,9 +35,7 @@ BatchEncoder = Callable[[list[str]], tuple[npt.NDArray[np.uint32], list[int]]]
 #: the engine `auto` where at least so many bytes of texts are to come: from the start it pays
 MANY_TEXTS, MANY_TEXTS_BYTES = "many", 5_000_000
 _MAX_LOOKBACK = 60  # most characters from the start of a span back to an added token
-#: characters after which gigatoken is set up, which takes 0.6 s: words take 0.7 s for as many
-_MIN_GIGATOKEN_CHARACTERS = 15_000_000
-_CHARACTERS_OF_NEW_WORD = 130  # a new word takes as long as so many characters: 6 µs
+_MIN_GIGATOKEN_CHARACTERS = 15_000_000  # characters: with words as many take 0.7 s, and setting it up 0.6 s
 
 _EMOJI = range(0x1F000, 0x1FB00)  # symbols, or unassigned in old tables: never letters, numbers or spaces
 _CJK = range(0x20000, 0x2A6D7)  # letters of Extension B, which old tables have, too
@@ -70,13 +68,10 @@ class TokenEngine:
         self._added = AddedTokens(token["content"] for token in settings["added_tokens"])
         self._normalizes = settings["normalizer"] is not None
         self.engine, self._characters_to_engine = "words", math.inf
-        self._known: Sized = ()
         if engine == "gigatoken":
             self._use_gigatoken(tokenizer)
             return
-        words = WordTokens(tokenizer, pattern, self._added)
-        self._encode: BatchEncoder = words.encode
-        self._known = words.known
+        self._encode: BatchEncoder = WordTokens(tokenizer, pattern, self._added).encode
         if engine in ("auto", MANY_TEXTS):
             self._tokenizer, self._characters_to_engine = tokenizer, _MIN_GIGATOKEN_CHARACTERS * (engine == "auto")
 
@@ -95,9 +90,7 @@ class TokenEngine:
         self._characters_to_engine -= sum(map(len, pieces))
         if self._characters_to_engine < 0:
             self._try_gigatoken()
-        num_known = len(self._known)
         new, lens = self._encode(pieces) if pieces else (np.zeros(0, np.uint32), [])
-        self._characters_to_engine -= _CHARACTERS_OF_NEW_WORD * max(0, len(self._known) - num_known)
         ids, ends, last = new.astype(np.int64), [0, *accumulate(lens)], 0
         results: list[tuple[Ids, list[int]] | None] = []
         for num in nums:

@@ -72,8 +72,7 @@ class WordTokens:
         self._of_token = {
             token: chr(number) for token in added.all if (number := tokenizer.token_to_id(token)) is not None
         }
-        #: the ids of words, as far as they were looked up
-        self.known = _Words(tokenizer)
+        self._of_word = _Words(tokenizer)
 
     def encode(self, texts: list[str]) -> tuple[npt.NDArray[np.uint32], list[int]]:
         """Return the ids of all texts in one array, and the number of ids of each text."""
@@ -89,7 +88,7 @@ class WordTokens:
 
     def _ids_of_words(self, text: str) -> str:
         words = self._find_in_ascii(text) if text.isascii() else self._find(text)
-        return "".join(map(self.known.__getitem__, words))
+        return "".join(map(self._of_word.__getitem__, words))
 
 
 def word_pattern(settings: dict[str, Any]) -> "regex.Pattern[str] | None":

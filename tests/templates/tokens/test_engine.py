@@ -231,23 +231,6 @@ def test_a_job_of_many_texts_begins_with_it(template: Template, monkeypatch: pyt
         assert worker._method_of(named) is named.method
 
 
-def test_texts_of_new_words_set_an_engine_up_sooner(template: Template, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first texts are the dear ones: 5,500 of them take as long as 16,000 whose words are known."""
-    from energon_pack.templates.tokens import engine as engines
-
-    asked: list[int] = []
-    monkeypatch.setattr(engines, "_gigatoken_encoder", asked.append)
-    monkeypatch.setattr(engines, "_MIN_GIGATOKEN_CHARACTERS", 10_000)
-    engine = TokenEngine(template._tokenizer, "auto")
-    known, new = " a" * 100, "".join(f" {chr(97 + n % 26)}{chr(97 + n // 26)}" for n in range(100))
-    for _ in range(3):
-        engine.tokens([(known, [])])
-    assert not asked
-    engine.tokens([(new, [])])
-    engine.tokens([(known, [])])
-    assert len(asked) == 1
-
-
 # ------------------------------------------------------------------------------- long texts are tokenized in pieces
 
 LATIN_LONG_S = "\u017f"  # which only the reference can count
