@@ -6,7 +6,6 @@ from itertools import chain
 from typing import Any
 
 from energon_pack.dataset.pack_files import first_json
-from energon_pack.dataset.source_media import DatasetMedia
 from energon_pack.errors import PackError, amount
 from energon_pack.run.address import bucket_of
 from energon_pack.samples.parts import has_references, references_of
@@ -51,6 +50,8 @@ def _why_damaged(path: str) -> str | None:
 
 def _open_first_media(dataset: str, shards: Sequence[str]) -> None:
     """Open one medium of each source file that the first pack of any of these shards refers to."""
+    from energon_pack.dataset.source_media import DatasetMedia
+
     media, opened = DatasetMedia(dataset), set[str | int]()
     for path in (os.path.join(dataset, name) for name in shards):
         try:

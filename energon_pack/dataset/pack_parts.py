@@ -6,18 +6,23 @@ number ──counts of the shards──► shard ──.tar.idx──► the pac
 from contextlib import suppress
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.pack_files import PackFiles, packs_in
-from energon_pack.dataset.source_media import DatasetMedia
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.bytes import ByteRange, Bytes
 from energon_pack.sources.storage import File, read_ahead
 from energon_pack.sources.tar import TarScan
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from energon_pack.dataset.source_media import DatasetMedia
+    from energon_pack.samples.parts import Reference
 
 _Self = TypeVar("_Self", bound="PackParts")
 
@@ -30,8 +35,17 @@ class PackParts:
         self.folder, self._shards = folder, shards or folder
         self._opened: dict[str, File] = {}
         self._indexes: dict[str, bytes] = {}
-        #: the media that packs refer to
-        self.media = DatasetMedia(folder.path)
+
+    @cached_property
+    def media(self) -> "DatasetMedia":
+        """Return the media that packs refer to."""
+        from energon_pack.dataset.source_media import DatasetMedia  # packs of copies do without
+
+        return DatasetMedia(self.folder.path)
+
+    def read_media(self, references: "Sequence[Reference]", parts: object = None) -> list[bytes]:
+        """Return the bytes of each medium that a pack refers to; `parts` is not used."""
+        return self.media.read(references) if references else []
 
     @cached_property
     def shard_counts(self) -> dict[str, int]:
@@ -111,7 +125,7 @@ class PackParts:
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without open files."""
-        return {**vars(self), "_opened": {}, "_indexes": {}, "media": DatasetMedia(self.folder.path)}
+        return {name: value for name, value in vars(self).items() if name != "media"} | {"_opened": {}, "_indexes": {}}
 
     def __enter__(self: _Self) -> _Self:
         return self

@@ -49,7 +49,7 @@ def _batch(
     try:
         with quiet_transformers():
             encoder = pack_encoder(opened.folder.path, processor, **how, layout=layout, rope_rows=True)
-            members = load_pack_members({"__key__": name, **parts}, located.pack.flavor, opened.packs.media.read)
+            members = load_pack_members({"__key__": name, **parts}, located.pack.flavor, opened.packs.read_media)
             pack = encoder.encode(name, members)
             assert pack is not None, "on_bad_member=raise"
             rows = [*_batch_rows(encoder.batch([pack]))]

@@ -73,7 +73,7 @@ class PackedDataset(PacksByNumber):
 
     def _pack(self, epoch: int, number: int) -> tuple[str, Iterable[MemberInput]]:
         parts = self._files.parts(int(self._numbers[number]))
-        return parts["__key__"], members_of_pack(parts, self.encoder.made["flavor"], self._files.media.read)
+        return parts["__key__"], members_of_pack(parts, self.encoder.made["flavor"], self._files.read_media)
 
     def _pack_sums(self, epoch: int) -> PackSums:
         return self._split_sums

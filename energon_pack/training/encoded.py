@@ -187,7 +187,7 @@ class ToldBatch(dict[str, Any]):
     #: boundaries of the members, and their parts of each media input
     media_lens: tuple[tuple[int, ...], Mapping[str, Sequence[int]]] | None = None
 
-    def told_by(self, other: "ToldBatch") -> Self:
+    def _told_by(self, other: "ToldBatch") -> Self:
         """Tell what another mapping tells; return this one."""
         self.__setstate__(vars(other))
         return self

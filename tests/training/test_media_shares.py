@@ -81,7 +81,7 @@ class Model:
 
     def __call__(self, numbers: list[int]) -> dict[str, Any]:
         batch = self.packs.collate([self.packs[number] for number in numbers])
-        return PackedBatch({**batch}).told_by(batch).model_inputs()
+        return PackedBatch({**batch})._told_by(batch).model_inputs()
 
 
 def test_two_batches_that_tell_different_things_tell_nothing() -> None:
@@ -90,7 +90,7 @@ def test_two_batches_that_tell_different_things_tell_nothing() -> None:
     for lens in ([1, 2], [1, 2], [2, 1], [1, 2]):
         made = ToldBatch()
         made.media_lens = (0, 5, 9), {"pixel_values": lens}
-        ToldBatch().told_by(made)
+        ToldBatch()._told_by(made)
         known = told_media_lens(boundaries)
     assert known == {}
     assert told_media_lens(None) == told_media_lens(torch.tensor([0, 3])) == {}
@@ -105,7 +105,7 @@ def test_what_a_pack_tells_is_not_guessed() -> None:
     assert shares.ends == {"pixel_values": (0, [0, 2, 4])}
     batch = ToldBatch()
     batch.media_lens = (0, 9, 13), {"pixel_values": [3, 1]}
-    ToldBatch().told_by(batch)
+    ToldBatch()._told_by(batch)
     shares = media_shares(inputs, members, (ids == 4).long(), None, {})
     assert shares.ends == {"pixel_values": (0, [0, 3, 4])}
 
