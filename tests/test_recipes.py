@@ -307,6 +307,7 @@ def test_other_numbers_of_ranks_train_what_is_left_of_the_epoch(
     assert f"consumed {total} packs" in (tmp_path / "output").read_text()
 
 
+@pytest.mark.slow
 def test_like_lengths_are_trained_with_little_padding(
     demo: tuple[Path, Path], cache: Path, run_main: Callable[..., str]
 ) -> None:

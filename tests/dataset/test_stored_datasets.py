@@ -111,7 +111,8 @@ def refused_at_each_write(
     return num_failed, num_gone
 
 
-@pytest.mark.parametrize("replaced", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("replaced", [False, True])
 def test_a_store_that_refuses_a_write_leaves_no_half_of_a_dataset(
     config: Make, bucket: Bucket, tmp_path: Path, replaced: bool
 ) -> None:
@@ -278,6 +279,7 @@ def test_a_store_that_is_slow_to_take_what_is_written_ends_the_run(
     assert is_published(bucket)
 
 
+@pytest.mark.slow
 def test_a_sweep_into_a_bucket_has_a_folder_of_this_machine(bucket: Bucket, tmp_path: Path) -> None:
     """Hydra would make one that is called `s3:`, in the folder where one is."""
     arguments = ("-m", "+model=qwen2_5_vl", f"output.dir={bucket.address}/out", "packing.max_token_len=1400,2800")

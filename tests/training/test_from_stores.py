@@ -35,7 +35,7 @@ def compare(*arguments: str | Path, cwd: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.long("training in a process that forks workers")
+@pytest.mark.slow
 def test_energon_reads_the_same_batches_from_a_bucket(
     config: Make, demo: tuple[Path, Path], bucket: Bucket, tmp_path: Path
 ) -> None:

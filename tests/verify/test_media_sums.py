@@ -143,6 +143,7 @@ def test_shards_that_another_version_finished_are_finished_anew(run: PackConfig,
     assert files(tmp_path / "out/packed") == whole
 
 
+@pytest.mark.slow
 def test_a_shard_of_a_store_without_its_checksums_is_uploaded_anew(
     run: PackConfig, bucket: Bucket, tmp_path: Path
 ) -> None:
