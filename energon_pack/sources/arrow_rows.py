@@ -24,12 +24,14 @@ from energon_pack.run.lru_cache import LruCache
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.named_bytes import decoded_medium, row_as_json, value_at
 from energon_pack.sources.open_tables import (
+    GroupKey,
     OpenTables,
     as_bad_row,
     as_pack_errors,
     cell_item,
+    find_row,
     kept_row,
-    place_in_groups,
+    row_and_way,
 )
 from energon_pack.sources.storage import File, FileState, InMemory
 
@@ -185,10 +187,9 @@ def _place_of_field(message: bytes, table: int, slot: int) -> int:
     return table + offset if offset else 0
 
 
-_BatchKey = tuple[str, str, int]  # path and version of a table, and number of a batch
 _open_tables = OpenTables(_read_table)
 #: the rows of a batch, and the bytes of memory that they take
-_kept_batches: LruCache[_BatchKey, tuple[pa.RecordBatch, int]] = LruCache(64 << 20, lambda kept: kept[1])
+_kept_batches: LruCache[GroupKey, tuple[pa.RecordBatch, int]] = LruCache(64 << 20, lambda kept: kept[1])
 
 
 def table_of(path: str) -> ArrowTable:
@@ -205,11 +206,11 @@ def table_row(path: str, version: str, number: int) -> bytes:
     `version`: the file's version when it was found; `number`: the row's number in the file, from 0.
     """
     with as_bad_row(number):
-        table, key, row = _find_row(path, version, number)
+        table, key, row = find_row(_open_tables, path, version, number)
         return kept_row(path, version, number, partial(_rows_as_json, table, key, row))
 
 
-def _rows_as_json(table: ArrowTable, key: _BatchKey, first: int, number: int) -> list[bytes]:
+def _rows_as_json(table: ArrowTable, key: GroupKey, first: int, number: int) -> list[bytes]:
     """Return the JSON of rows of a batch, with names in place of bytes; raises BoundExceeded."""
     rows, start = _read_batch(table, key).slice(first, number), table.first_rows[key[2]] + first
     with bounded(_MAX_BATCH_BYTES + _MEMORY_PER_BYTE * table.batches[key[2]].size):
@@ -254,12 +255,10 @@ def open_cell(path: str, key: str) -> File:
 
     `key`: number of the row, and the keys to the value in it, as `17/images/0/bytes`; KeyError: there is no such value.
     """
-    number, *way = key.split("/")
-    if not number.isdecimal():
-        raise KeyError(key)
+    number, way = row_and_way(key)
     file, _ = _open_tables.get(path)
     try:
-        table, batch, row = _find_row(path, file.version, int(number))
+        table, batch, row = find_row(_open_tables, path, file.version, number)
         value = value_at(way, partial(cell_item, _read_batch(table, batch), row))
     except PackError:
         raise
@@ -270,14 +269,7 @@ def open_cell(path: str, key: str) -> File:
     return InMemory(decoded_medium(way, value.as_py()), file.version)
 
 
-def _find_row(path: str, version: str, number: int) -> tuple[ArrowTable, _BatchKey, int]:
-    """Return the table, the batch that a row of the file is in, and the row's number in that batch."""
-    _, table = _open_tables.get(path, version)
-    index, row = place_in_groups(table.first_rows, number)
-    return table, (path, version, index), row
-
-
-def _read_batch(table: ArrowTable, key: _BatchKey) -> pa.RecordBatch:
+def _read_batch(table: ArrowTable, key: GroupKey) -> pa.RecordBatch:
     kept = _kept_batches.get(key)
     if kept is None:
         batch = table.read(key[2])

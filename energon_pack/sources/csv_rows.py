@@ -24,7 +24,7 @@ from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.jsonl.line_index import BYTE_ORDER_MARK, NUL_DAMAGE, index_table
 from energon_pack.sources.named_bytes import item_of, medium_at, parsed_base64_list, row_as_json
-from energon_pack.sources.open_tables import OpenTables, as_pack_errors
+from energon_pack.sources.open_tables import OpenTables, as_pack_errors, row_and_way
 from energon_pack.sources.other_formats import open_uncompressed, other_format
 from energon_pack.sources.storage import File, InMemory
 
@@ -252,13 +252,12 @@ def csv_row(path: str, file: File, number: int, offset: int, size: int) -> bytes
 def open_cell(path: str, key: str) -> File:
     """Decode an image in base64 of a cell. `key`: number of the record, and the column; KeyError: there is none."""
     file, table = _open_tables.get(path)
-    number, *way = key.split("/")
+    row, way = row_and_way(key)
     where = (path, file.version)
     offsets, sizes = _kept_places.get(where) or _kept_places.put(
         where, _all_places(Records(file, table.start, table.delimiter))
     )
-    if not number.isdecimal() or int(number) >= len(offsets):
+    if row >= len(offsets):
         raise KeyError(key)
-    row = int(number)
     cells = table.cells(file.read(int(offsets[row]), min(int(sizes[row]), _MAX_ROW_BYTES)))
     return InMemory(medium_at(way, partial(item_of, cells)), file.version)

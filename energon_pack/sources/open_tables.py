@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -14,6 +14,19 @@ from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.storage import File, open_file, state_of
 
 T = TypeVar("T")
+#: path and version of a table, and number of a group
+GroupKey = tuple[str, str, int]
+
+
+class Grouped(Protocol):
+    """A table whose rows are read in groups."""
+
+    @property
+    def first_rows(self) -> Sequence[int]:
+        """Return the number, in the file, of each group's first row, and at the end the number of all rows."""
+
+
+G = TypeVar("G", bound=Grouped)
 
 
 class OpenTables(Generic[T]):
@@ -85,15 +98,21 @@ def kept_row(path: str, version: str, number: int, rows_from: Callable[[int], li
     return row
 
 
-def place_in_groups(first_rows: Sequence[int], number: int) -> tuple[int, int]:
-    """Return the group that a row of a table is in, and the row's number there; KeyError: there is no such row.
-
-    `first_rows`: the number of each group's first row, and at the end the number of all rows.
-    """
-    group = bisect_right(first_rows, number) - 1
-    if not 0 <= group < len(first_rows) - 1:
+def find_row(tables: OpenTables[G], path: str, version: str, number: int) -> tuple[G, GroupKey, int]:
+    """Return the table, the group that a row of the file is in, and the row's number there; KeyError: there is none."""
+    _, table = tables.get(path, version)
+    group = bisect_right(table.first_rows, number) - 1
+    if not 0 <= group < len(table.first_rows) - 1:
         raise KeyError(f"no row {number}")
-    return group, number - first_rows[group]
+    return table, (path, version, group), number - table.first_rows[group]
+
+
+def row_and_way(key: str) -> tuple[int, list[str]]:
+    """Return the number of the row that the key of a cell begins with, and the keys to the cell in it; or KeyError."""
+    number, *way = key.split("/")
+    if not number.isdecimal():
+        raise KeyError(key)
+    return int(number), way
 
 
 def cell_item(rows: pa.Table | pa.RecordBatch, row: int, value: Any, step: str) -> Any:

@@ -23,12 +23,14 @@ from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.named_bytes import medium_at, row_as_json
 from energon_pack.sources.open_tables import (
+    GroupKey,
     OpenTables,
     as_bad_row,
     as_pack_errors,
     cell_item,
+    find_row,
     kept_row,
-    place_in_groups,
+    row_and_way,
 )
 from energon_pack.sources.parquet_footer import ColumnChunk, read_chunks
 from energon_pack.sources.parquet_pages import (
@@ -127,17 +129,16 @@ def _is_text(leaf: Any) -> bool:
 
 
 _ADVICE = "write it in groups of 200 rows (iter_batches of pyarrow's ParquetFile, ParquetWriter.write_batch)"
-_GroupKey = tuple[str, str, int]  # path and version of a table, and number of a group
 #: opening a table with 1,000 row groups takes 0.3 s, and 7 times its footer's bytes
 _open_tables = OpenTables(
     _read_table, 256 << 20, lambda table: max(1 << 20, 7 * table.parquet.metadata.serialized_size)
 )
 #: a group, and whether its bytes are there → its rows, or why they can't be read
-_kept_groups: LruCache[tuple[_GroupKey, bool], pa.Table | BoundExceeded] = LruCache(
+_kept_groups: LruCache[tuple[GroupKey, bool], pa.Table | BoundExceeded] = LruCache(
     128 << 20, lambda group: group.nbytes if isinstance(group, pa.Table) else 0
 )
 #: a group and a leaf → where its values are; None: only pyarrow can read it
-_kept_columns: LruCache[tuple[_GroupKey, int], tuple[BytesColumn | None]] = LruCache(
+_kept_columns: LruCache[tuple[GroupKey, int], tuple[BytesColumn | None]] = LruCache(
     256 << 20, lambda kept: kept[0].num_bytes if kept[0] else 0
 )
 
@@ -154,7 +155,7 @@ def table_row(path: str, version: str, number: int) -> bytes:
     `version`: the file's version when it was found; `number`: the row's number in the file, from 0.
     """
     with as_bad_row(number):
-        table, key, row = _find_row(path, version, number)
+        table, key, row = find_row(_open_tables, path, version, number)
         try:
             return kept_row(path, version, number, partial(_rows_as_json, table, key, row))
         except BoundExceeded:
@@ -163,7 +164,7 @@ def table_row(path: str, version: str, number: int) -> bytes:
             ) from None
 
 
-def _rows_as_json(table: Table, key: _GroupKey, first: int, number: int) -> list[bytes]:
+def _rows_as_json(table: Table, key: GroupKey, first: int, number: int) -> list[bytes]:
     """Return the JSON of rows of a group, with names in place of bytes; raises BoundExceeded."""
     path, _, index = key
     name, start = os.path.basename(path), table.first_rows[index] + first
@@ -173,7 +174,7 @@ def _rows_as_json(table: Table, key: _GroupKey, first: int, number: int) -> list
         return [row_as_json(row, f"{name}::{start + place}") for place, row in enumerate(values)]
 
 
-def _rows_without_bytes(table: Table, key: _GroupKey, first: int, number: int) -> list[Any] | None:
+def _rows_without_bytes(table: Table, key: GroupKey, first: int, number: int) -> list[Any] | None:
     """Read some rows of a group with b"" in place of any bytes; None: the group has to be read whole."""
     columns = []
     for way, leaf in table.bytes_columns.items():
@@ -209,12 +210,10 @@ def open_cell(path: str, key: str) -> File:
 
     `key`: number of the row, and the keys to the value in it, as `17/images/0/bytes`; KeyError: there is no such value.
     """
-    number, *way = key.split("/")
-    if not number.isdecimal():
-        raise KeyError(key)
+    number, way = row_and_way(key)
     try:
         version = _open_tables.get(path)[0].version
-        table, group, row = _find_row(path, version, int(number))
+        table, group, row = find_row(_open_tables, path, version, number)
         if value := _find_in_page(table, group, row, [unquote(step) for step in way]):
             return _CellFile(path, version, value)
         data = medium_at(way, partial(cell_item, _read_group(table, group), row), lambda scalar: scalar.as_py())
@@ -223,7 +222,7 @@ def open_cell(path: str, key: str) -> File:
     return InMemory(data, version)
 
 
-def _find_in_page(table: Table, group: _GroupKey, row: int, way: list[str]) -> ValuePlace | None:
+def _find_in_page(table: Table, group: GroupKey, row: int, way: list[str]) -> ValuePlace | None:
     """Return the place of a value, by its row in the group, and the keys to it; None: pyarrow has to read it."""
     lists = [step for step in way[1:] if step.isdecimal()]
     if len(lists) > 1:
@@ -233,7 +232,7 @@ def _find_in_page(table: Table, group: _GroupKey, row: int, way: list[str]) -> V
     return None if column is None else column.value(row, int(lists[0]) if lists else 0)
 
 
-def _bytes_column(table: Table, group: _GroupKey, leaf: int) -> BytesColumn | None:
+def _bytes_column(table: Table, group: GroupKey, leaf: int) -> BytesColumn | None:
     """Find the values of the bytes column with the number `leaf` in a row group; None: only pyarrow can read them."""
     kept = _kept_columns.get((group, leaf))
     if kept is None:
@@ -250,14 +249,7 @@ def _bytes_column(table: Table, group: _GroupKey, leaf: int) -> BytesColumn | No
     return kept[0]
 
 
-def _find_row(path: str, version: str, number: int) -> tuple[Table, _GroupKey, int]:
-    """Return the table, the row group that a row of the file is in, and the row's number in that group."""
-    _, table = _open_tables.get(path, version)
-    index, row = place_in_groups(table.first_rows, number)
-    return table, (path, version, index), row
-
-
-def _read_group(table: Table, key: _GroupKey, has_bytes: bool = True) -> pa.Table:
+def _read_group(table: Table, key: GroupKey, has_bytes: bool = True) -> pa.Table:
     """Return the rows of a group, with or without columns of bytes, and keep them; raises BoundExceeded."""
     kept = _kept_groups.get((key, has_bytes))
     if kept is None:

@@ -203,7 +203,7 @@ def _lmdb_advice(folders: Sequence[str]) -> str:
     file = next((each for folder in folders for each in walk(folder, _LMDB_FILE)), None)
     if file is None:
         return ""
-    name = os.path.join(*file.split("/")[-2:])
+    name = "/".join(file.split("/")[-2:])
     return f'; an LMDB is no list of samples: a line names its values, as {{"messages": [], "images": ["{name}::KEY"]}}'
 
 

@@ -20,6 +20,7 @@ from energon_pack.samples.skip import Skip
 from energon_pack.sources import parquet_rows
 from energon_pack.sources.find import files_of_split
 from energon_pack.sources.named_bytes import name_media, row_as_json
+from energon_pack.sources.open_tables import find_row
 from energon_pack.sources.page_content import SnappyPage, content_of
 from energon_pack.sources.settings import Format, SourceConfig
 from energon_pack.sources.source_path import find_forms, find_source, source_format, source_line
@@ -207,7 +208,7 @@ def test_cells_by_page_are_those_of_pyarrow(compression: str, version: str, dict
         ways |= {f"lists/{index}": item for index, item in enumerate(lists[row] or [])}
         ways |= {f"structs/{index}/bytes": item for index, item in enumerate(lists[row] or [])}
         for way, expected in ways.items():
-            opened, group, number = parquet_rows._find_row(str(path), str(path.stat().st_mtime_ns), row)
+            opened, group, number = find_row(parquet_rows._open_tables, str(path), str(path.stat().st_mtime_ns), row)
             value = parquet_rows._find_in_page(opened, group, number, way.split("/"))
             assert (value and value.read(opened.file, 0, value.size)) == expected, (row, way)
     assert len(parquet_rows._kept_columns) >= 12
