@@ -45,7 +45,7 @@ class PackParts:
 
     def read_media(self, references: "Sequence[Reference]", parts: object = None) -> list[bytes]:
         """Return the bytes of each medium that a pack refers to; `parts` is not used."""
-        return self.media.read(references) if references else []
+        return self.media.read(references)
 
     @cached_property
     def shard_counts(self) -> dict[str, int]:

@@ -219,16 +219,19 @@ class MediaProcessor:
 
         Lengths lie in the dimension along which the input is joined.
         """
-        found = {}
+        lens = {}
         for name, value in tensors.items():
-            tried = {kind: one for kind, one in self._tried.items() if name in one.joins}
-            dim = next((one.joins[name].dim for one in tried.values()), 0)
+            tried = {kind: findings for kind, findings in self._tried.items() if name in findings.joins}
+            dim = next((findings.joins[name].dim for findings in tried.values()), 0)
             for ratio in (self._num_by_tokens, self._num_by_media):
-                each = [sum(ratio(tried[one.kind], name, one) for one in own if one.kind in tried) for own in seen]
-                if sum(each) == value.shape[dim] and all(num == int(num) for num in each):
-                    found[name] = [int(num) for num in each]
+                of_members = [
+                    sum(ratio(tried[medium.kind], name, medium) for medium in media if medium.kind in tried)
+                    for media in seen
+                ]
+                if sum(of_members) == value.shape[dim] and all(num == int(num) for num in of_members):
+                    lens[name] = [int(num) for num in of_members]
                     break
-        return found
+        return lens
 
     @staticmethod
     def _num_by_tokens(tried: _TriedMedia, name: str, medium: SeenMedium) -> float:

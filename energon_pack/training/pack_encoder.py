@@ -2,8 +2,7 @@
 
     members of a pack ─encode─► each encoded alone ─batch─► one row a pack (neat), or one physical row (thd)
 
-Every reader of packs uses this encoder: Energon's task encoder, webdataset's stages, the datasets that pack while they
-load.
+Every reader of packs uses this encoder: Energon's task encoder, webdataset's stages, datasets that pack while loading.
 """
 
 import logging
@@ -30,6 +29,7 @@ from energon_pack.training.media_inputs import joined_lens
 from energon_pack.training.member_encoder import Encoded, MemberEncoder, UnreadMember
 from energon_pack.training.rope import RopeRowsError
 from energon_pack.training.rope_rule import rope_rule_of
+from energon_pack.training.worker_start import prepare_worker
 
 if TYPE_CHECKING:
     from energon_pack.training.probe_batches import ProbeTree
@@ -163,10 +163,7 @@ class PackEncoder:
 
     def encode(self, key: str, members: Iterable[MemberInput | UnreadMember]) -> Pack | None:
         """Encode the members of a pack; None: all were dropped. BadPack: a member can't be encoded."""
-        if get_worker_info() is not None:
-            from energon_pack.training.kept_memory import keep_pages
-
-            keep_pages()
+        prepare_worker()
         dropped: list[str] = []
 
         def on_bad(member: MemberInput | UnreadMember, error: Exception) -> None:

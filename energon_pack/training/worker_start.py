@@ -29,6 +29,14 @@ def try_before_workers(one: Tried) -> None:
     _waiting.add(one)
 
 
+def prepare_worker() -> None:
+    """Let a worker of a loader keep the memory that it frees for later packs; in another process, do nothing."""
+    if get_worker_info() is not None:
+        from energon_pack.training.kept_memory import keep_pages  # only a worker needs it
+
+        keep_pages()
+
+
 def _try_where_forking() -> None:
     if _waiting and get_worker_info() is None and _forks_worker():
         from energon_pack.training.early_trial import try_unnoticed
@@ -42,7 +50,7 @@ os.register_at_fork(before=_try_where_forking)
 
 
 def _forks_worker() -> bool:
-    """Say whether a loader of torch or torchdata starts a worker in this moment; other forks read no samples."""
+    """Say whether a loader of torch or torchdata starts a worker at this moment; other forks read no samples."""
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code is not BaseProcess.start.__code__:
         frame = frame.f_back
