@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
@@ -33,6 +34,9 @@ from support.packed import demo_config
 from support.pages import blocks, commands
 from support.running import REAL, command, need_torchvision
 from support.stores import WHO, Bucket, Proxy, Seen, store_server
+
+if TYPE_CHECKING:
+    from energon_pack.trainers.on_disk import PackedDataset
 
 # Shared machines pause at any time: how long an example takes is no failure.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -130,6 +134,22 @@ def own_cache(template: Template, cache: Path, tmp_path: Path) -> Path:
     folder = tmp_path / "own_cache"
     shutil.copytree(cache / "templates", folder / "templates")
     return folder
+
+
+@pytest.fixture(scope="module")
+def demo_folder(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the packed demo, whose packs have texts, images and videos."""
+    from support.alone import pack_demo  # imports torch
+
+    need_torchvision()
+    return pack_demo(demo, cache, tmp_path_factory.mktemp("demo_packs"))
+
+
+@pytest.fixture(scope="module")
+def demo_packs(demo_folder: Path, demo: tuple[Path, Path]) -> "PackedDataset":
+    from energon_pack.trainers.on_disk import PackedDataset  # imports torch
+
+    return PackedDataset(demo_folder, str(demo[1]))
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ def on_norm(model: Any, change: Callable[[Tensor], Any]) -> Any:
 
 
 def mixed(x: Tensor, share: float = 0.1) -> Tensor:
+    """Add the mean of the row to each of its tokens."""
     return x + share * x.mean(1, keepdim=True)
 
 

@@ -25,27 +25,15 @@ from energon_pack.training.batch import total_weight, weighted_loss
 from energon_pack.training.encoded import BadPack
 from energon_pack.training.member_encoder import MemberEncoder
 from energon_pack.training.rope import rope_positions
-from support.alone import demo_model, pack_demo
-from support.running import need_torchvision
+from support.alone import demo_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
-def folder(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    need_torchvision()
-    return pack_demo(demo, cache, tmp_path_factory.mktemp("doors"))
-
-
-@pytest.fixture(scope="module")
-def packs(folder: Path, demo: tuple[Path, Path]) -> PackedDataset:
-    return PackedDataset(folder, str(demo[1]))
-
-
-@pytest.fixture(scope="module")
-def model(packs: PackedDataset, folder: Path, demo: tuple[Path, Path]) -> Any:
-    made = demo_model(load_template(folder, str(demo[1])))
-    guard(made, packs.encoder)
+def model(demo_packs: PackedDataset, demo_folder: Path, demo: tuple[Path, Path]) -> Any:
+    made = demo_model(load_template(demo_folder, str(demo[1])))
+    guard(made, demo_packs.encoder)
     return made
 
 
@@ -57,32 +45,32 @@ def rows(packs: PackedDataset) -> list[dict[str, int]]:
 # ------------------------------------------------------------------------------------------------------- the collator
 
 
-def test_a_collator_makes_the_inputs_of_the_model_and_holds_no_weights(packs: PackedDataset, model: Any) -> None:
+def test_a_collator_makes_the_inputs_of_the_model_and_holds_no_weights(demo_packs: PackedDataset, model: Any) -> None:
     """A forked worker would copy the weights, and could not make masks on their device."""
-    collate = packs.collator(model)
-    batch = collate(rows(packs)[:2], padding_to=8)
-    expected = packs.collate([packs[0], packs[1]]).model_inputs(model)
+    collate = demo_packs.collator(model)
+    batch = collate(rows(demo_packs)[:2], padding_to=8)
+    expected = demo_packs.collate([demo_packs[0], demo_packs[1]]).model_inputs(model)
     assert batch.keys() == expected.keys()
     assert torch.equal(batch["position_ids"], expected["position_ids"])
-    assert torch.equal(collate([packs[0], packs[1]])["labels"], expected["labels"])
+    assert torch.equal(collate([demo_packs[0], demo_packs[1]])["labels"], expected["labels"])
     kept = pickle.dumps(collate)
-    assert len(kept) < len(pickle.dumps(packs)) + 2000
-    assert torch.equal(pickle.loads(kept)(rows(packs)[:2])["input_ids"], batch["input_ids"])
+    assert len(kept) < len(pickle.dumps(demo_packs)) + 2000
+    assert torch.equal(pickle.loads(kept)(rows(demo_packs)[:2])["input_ids"], batch["input_ids"])
 
 
-def test_rows_that_name_no_pack_are_refused(packs: PackedDataset, model: Any) -> None:
+def test_rows_that_name_no_pack_are_refused(demo_packs: PackedDataset, model: Any) -> None:
     """As after a trainer removed columns, or tokenised something."""
     with pytest.raises(PackError, match=r"columns input_ids, and none names a pack.*remove_unused_columns=False"):
-        packs.collator(model)([{"input_ids": [1, 2]}])
+        demo_packs.collator(model)([{"input_ids": [1, 2]}])
     with pytest.raises(PackError, match="a row has a str"):
-        packs.collator(model)(["text"])
+        demo_packs.collator(model)(["text"])
 
 
-def test_weights_and_other_layouts_are_refused(folder: Path, demo: tuple[Path, Path], model: Any) -> None:
+def test_weights_and_other_layouts_are_refused(demo_folder: Path, demo: tuple[Path, Path], model: Any) -> None:
     """A trainer's own loss would ignore them in silence."""
     with pytest.raises(PackError, match="layout=thd: models of transformers take layout=neat"):
-        PackedDataset(folder, str(demo[1]), layout="thd").collator(model)
-    weighted = PackedDataset(folder, str(demo[1]), loss_weight="sample")
+        PackedDataset(demo_folder, str(demo[1]), layout="thd").collator(model)
+    weighted = PackedDataset(demo_folder, str(demo[1]), loss_weight="sample")
     with pytest.raises(
         BadPack, match=r"weights other than 1.*collator\(model, weights=True\), and weighted\(trainer\)"
     ):
@@ -90,14 +78,14 @@ def test_weights_and_other_layouts_are_refused(folder: Path, demo: tuple[Path, P
 
 
 @pytest.mark.skipif(importlib.util.find_spec("datasets") is not None, reason="datasets is installed")
-def test_rows_need_datasets(packs: PackedDataset) -> None:
+def test_rows_need_datasets(demo_packs: PackedDataset) -> None:
     with pytest.raises(PackError, match="pip install datasets"):
-        packs.as_dataset()
+        demo_packs.as_dataset()
 
 
 @pytest.mark.parametrize("labels", ["unshifted", "shifted"])
-def test_losses_of_a_step_add_up(folder: Path, demo: tuple[Path, Path], labels: str, model: Any) -> None:
-    packs = PackedDataset(folder, str(demo[1]), labels=labels)
+def test_losses_of_a_step_add_up(demo_folder: Path, demo: tuple[Path, Path], labels: str, model: Any) -> None:
+    packs = PackedDataset(demo_folder, str(demo[1]), labels=labels)
     batches = [packs.collate([packs[number]]) for number in (0, 1)]
     total = torch.stack([total_weight(batch) for batch in batches]).sum()
     assert total_weight(batches[0]) != total_weight(batches[1])
@@ -161,13 +149,13 @@ class Mixing(Trainer):
         return super().loss(batch, total)
 
 
-def test_a_trainer_that_is_right_is_said_to_be(packs: PackedDataset, model: Any) -> None:
+def test_a_trainer_that_is_right_is_said_to_be(demo_packs: PackedDataset, model: Any) -> None:
     """And nothing is left behind: gradients, modes, random numbers. Reads of the guard's trials are no forward's."""
     model.eval()
     state = torch.get_rng_state()
-    line = check_trainer(Trainer(model, packs))
+    line = check_trainer(Trainer(model, demo_packs))
     assert line.startswith("✓ Trainer: a step of packs with ")
-    assert f"{len(packs)} packs are dealt once to 1 rank, in the order of as_dataset" in line
+    assert f"{len(demo_packs)} packs are dealt once to 1 rank, in the order of as_dataset" in line
     assert int(line.partition(" host reads")[0].rpartition(" ")[2].replace(",", "")) < 100
     assert not model.training
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -182,18 +170,18 @@ def test_a_trainer_that_is_right_is_said_to_be(packs: PackedDataset, model: Any)
         (Mixing, "use_cache"),
     ],
 )
-def test_what_is_lost_is_named_with_its_cure(packs: PackedDataset, model: Any, kind: Any, said: str) -> None:
+def test_what_is_lost_is_named_with_its_cure(demo_packs: PackedDataset, model: Any, kind: Any, said: str) -> None:
     """With one pack a step all of these but the last have the right loss."""
     with pytest.raises(PackError, match=said):
-        check_trainer(kind(model, packs))
+        check_trainer(kind(model, demo_packs))
 
 
 @pytest.mark.parametrize("fault", ["pixels", "positions"])
 def test_a_fault_of_the_encoder_itself_is_noticed(
-    packs: PackedDataset, folder: Path, demo: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, fault: str
+    demo_packs: PackedDataset, demo_folder: Path, demo: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     """A sample's own pack would have it, too: samples alone are given no positions, and pixels by a plain call."""
-    unguarded = demo_model(load_template(folder, str(demo[1])))
+    unguarded = demo_model(load_template(demo_folder, str(demo[1])))
     if fault == "pixels":
         join = MemberEncoder.encode_all
 
@@ -206,31 +194,31 @@ def test_a_fault_of_the_encoder_itself_is_noticed(
         halved: Callable[..., torch.Tensor] = lambda *given, **media: rope_positions(*given, **media) // 2  # noqa: E731
         monkeypatch.setattr(member_encoder, "rope_positions", halved)
     with pytest.raises(PackError, match="members see each other, or the loss is another one"):
-        check_trainer(Trainer(unguarded, packs))
+        check_trainer(Trainer(unguarded, demo_packs))
 
 
 @pytest.mark.parametrize("labels", ["unshifted", "shifted"])
 def test_a_weighted_trainer_has_the_mean_of_the_samples_losses(
-    folder: Path, demo: tuple[Path, Path], model: Any, labels: str
+    demo_folder: Path, demo: tuple[Path, Path], model: Any, labels: str
 ) -> None:
     """And one that is not is refused before it ignores them."""
-    by_sample = PackedDataset(folder, str(demo[1]), labels=labels, loss_weight="sample")
+    by_sample = PackedDataset(demo_folder, str(demo[1]), labels=labels, loss_weight="sample")
     with pytest.raises(PackError, match=r"ignores the weights of tokens: weighted\(trainer\)"):
         check_trainer(Trainer(model, by_sample, weights=True))
     line = check_trainer(weighted(Trainer(model, by_sample, weights=True)))
-    by_token = check_trainer(Trainer(model, PackedDataset(folder, str(demo[1]))))
+    by_token = check_trainer(Trainer(model, PackedDataset(demo_folder, str(demo[1]))))
     assert line.startswith("✓ Trainer: a step of packs with ")
     assert line.split(" alone ")[1].split()[0] != by_token.split(" alone ")[1].split()[0]
 
 
-def test_a_collator_that_is_not_ours_is_named(packs: PackedDataset, model: Any) -> None:
-    trainer = Trainer(model, packs)
+def test_a_collator_that_is_not_ours_is_named(demo_packs: PackedDataset, model: Any) -> None:
+    trainer = Trainer(model, demo_packs)
     trainer.collate = dict  # type: ignore[assignment]
     with pytest.raises(PackError, match=r"made by dict.*data_collator=packs\.collator\(model\)"):
         check_trainer(trainer)
 
 
-def test_a_trainer_that_shuffles_is_told_how_steps_stay_even(packs: PackedDataset, model: Any) -> None:
+def test_a_trainer_that_shuffles_is_told_how_steps_stay_even(demo_packs: PackedDataset, model: Any) -> None:
     class Shuffling(Trainer):
         def get_train_dataloader(self) -> Any:
             return DataLoader(
@@ -239,7 +227,7 @@ def test_a_trainer_that_shuffles_is_told_how_steps_stay_even(packs: PackedDatase
                 collate_fn=self.collate,
             )
 
-    assert 'train_sampling_strategy="sequential"' in check_trainer(Shuffling(model, packs))
+    assert 'train_sampling_strategy="sequential"' in check_trainer(Shuffling(model, demo_packs))
 
 
 def test_a_lazy_dataset_and_a_stream_have_the_same_doors() -> None:
@@ -251,7 +239,7 @@ def test_a_lazy_dataset_and_a_stream_have_the_same_doors() -> None:
     assert Collator.__doc__
 
 
-def test_deepspeed_is_checked_before_it_has_an_engine(packs: PackedDataset, model: Any) -> None:
+def test_deepspeed_is_checked_before_it_has_an_engine(demo_packs: PackedDataset, model: Any) -> None:
     """Accelerate's backward goes through the engine, which is made when training begins."""
 
     class Accelerator(SimpleNamespace):
@@ -267,7 +255,7 @@ def test_deepspeed_is_checked_before_it_has_an_engine(packs: PackedDataset, mode
             self.accelerator.backward(loss, scale_wrt_gas=False)
             return loss.detach()
 
-    trainer = Deep(model, packs)
+    trainer = Deep(model, demo_packs)
     trainer.accelerator = Accelerator(**vars(trainer.accelerator))
     assert check_trainer(trainer).startswith("✓ ")
     assert "backward" not in vars(trainer.accelerator)

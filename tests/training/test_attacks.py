@@ -17,21 +17,13 @@ from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.guards import guard
 from energon_pack.training.layout import IGNORE, Member
 from energon_pack.training.member_encoder import Encoded
+from support.attacks import Function, Turned, mixed, on_norm
 from support.marks import slow
 from support.tiny import TEXT, MadeEncoder, make_batch, make_members, make_model, tf
 
 Attack = Callable[[Any], Any]
 Batches = Generator[dict[str, Any]]
 modeling: Any = tf.models.llama.modeling_llama
-
-
-def mixed(x: Tensor, share: float = 0.1) -> Tensor:
-    """Add the mean of the row to each of its tokens."""
-    return x + share * x.mean(1, keepdim=True)
-
-
-def on_norm(model: Any, change: Callable[[Tensor], Tensor]) -> None:
-    model.model.norm.register_forward_hook(lambda _, __, out: change(out))
 
 
 def on_embeddings(model: Any, change: Callable[[Tensor], Tensor]) -> None:
@@ -137,9 +129,6 @@ def in_the_head(model: Any) -> None:
 # ----------------------------------------------------------------------------------------------------------- backward
 
 
-Function: Any = torch.autograd.Function
-
-
 class Unmasked(Function):
     """sdpa with a mask, whose backward has none."""
 
@@ -186,19 +175,6 @@ def a_backward_without_mask(model: Any) -> None:
 
 def gradients_of_the_row(model: Any) -> None:
     model.model.layers[0].mlp.register_full_backward_hook(lambda _, given, __: (mixed(given[0]),))
-
-
-class Turned(Function):
-    """Nothing; its backward is a function's."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, turn: Callable[[Tensor], Tensor]) -> Tensor:
-        ctx.turn = turn
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return ctx.turn(grad), None
 
 
 class LessMean(Function):

@@ -13,16 +13,8 @@ from energon_pack import PackedTaskEncoder, train_arguments
 from energon_pack.trainers.on_disk import PackedDataset
 from energon_pack.training import kept_memory, tensor_buffer
 from energon_pack.webdataset import packs, shard_urls
-from support.alone import pack_demo
 from support.batches import same
 from support.marks import slow
-from support.running import need_torchvision
-
-
-@pytest.fixture(scope="module")
-def folder(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    need_torchvision()
-    return pack_demo(demo, cache, tmp_path_factory.mktemp("kept"))
 
 
 def batches(reader: str, folder: Path, processor: str) -> Iterator[Any]:
@@ -44,14 +36,14 @@ def batches(reader: str, folder: Path, processor: str) -> Iterator[Any]:
 
 @pytest.mark.parametrize("reader", [slow("torch"), slow("stateful"), slow("energon"), slow("webdataset")])
 def test_a_loaders_batches_stay_as_they_were(
-    folder: Path, demo: tuple[Path, Path], reader: str, monkeypatch: pytest.MonkeyPatch
+    demo_folder: Path, demo: tuple[Path, Path], reader: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The demo's pictures are small, so that here every tensor of pixels counts as big."""
     monkeypatch.setattr(kept_memory, "SMALL_BYTES", 100)
     monkeypatch.setattr(tensor_buffer, "SMALL_BYTES", 100)
-    dataset = PackedDataset(folder, str(demo[1]))
+    dataset = PackedDataset(demo_folder, str(demo[1]))
     alone = {batch["__key__"][0]: batch for batch in (dataset.collate([dataset[n]]) for n in range(len(dataset)))}
-    kept = [*batches(reader, folder, str(demo[1]))]
+    kept = [*batches(reader, demo_folder, str(demo[1]))]
     assert kept_memory._mapped
     assert {batch["__key__"][0] for batch in kept} == alone.keys()
     assert [batch["__key__"] for batch in kept if not same(batch, alone[batch["__key__"][0]])] == []

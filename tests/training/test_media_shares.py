@@ -16,8 +16,7 @@ from energon_pack.training.batch_members import MemberPlaces
 from energon_pack.training.encoded import TOLD_MEDIA_LENS, ToldBatch
 from energon_pack.training.guards import guard
 from energon_pack.training.media_shares import MediaShares, media_shares, told_media_lens
-from support.alone import demo_model, pack_demo
-from support.running import need_torchvision
+from support.alone import demo_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -25,17 +24,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture(autouse=True)
 def nothing_told() -> None:
     TOLD_MEDIA_LENS.clear()
-
-
-@pytest.fixture(scope="module")
-def folder(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    need_torchvision()
-    return pack_demo(demo, cache, tmp_path_factory.mktemp("shares"))
-
-
-@pytest.fixture(scope="module")
-def packs(folder: Path, demo: tuple[Path, Path]) -> PackedDataset:
-    return PackedDataset(folder, str(demo[1]))
 
 
 def alone(packs: PackedDataset, number: int) -> list[dict[str, int]]:
@@ -48,26 +36,26 @@ def told(inputs: Any) -> Any:
     return told_media_lens(inputs["cu_seq_lens_q"])
 
 
-def test_a_batch_of_packs_tells_how_much_of_each_input_is_each_member_s(packs: PackedDataset) -> None:
-    numbers = [number for number in range(len(packs)) if packs[number].media][:3]
-    inputs = packs.collate([packs[number] for number in numbers]).model_inputs()
-    each = [one for number in numbers for one in alone(packs, number)]
+def test_a_batch_of_packs_tells_how_much_of_each_input_is_each_member_s(demo_packs: PackedDataset) -> None:
+    numbers = [number for number in range(len(demo_packs)) if demo_packs[number].media][:3]
+    inputs = demo_packs.collate([demo_packs[number] for number in numbers]).model_inputs()
+    each = [one for number in numbers for one in alone(demo_packs, number)]
     assert len({tuple(one.values()) for one in each}) > 2  # members differ, some have none
     names = {name for one in each for name in one}
     assert told(inputs) == {name: [one.get(name, 0) for one in each] for name in names}
     assert {name for name in inputs if "lens" in name} == {"cu_seq_lens_q", "cu_seq_lens_k"}
 
 
-def test_it_survives_workers_and_copies(packs: PackedDataset) -> None:
+def test_it_survives_workers_and_copies(demo_packs: PackedDataset) -> None:
     """Trainers make a new mapping of the batch's tensors, which has none of the batch's attributes."""
-    (number, *_) = (number for number in range(len(packs)) if packs[number].media)
-    batch, numbers = packs.collate([packs[number]]), cast(Any, [number])
+    (number, *_) = (number for number in range(len(demo_packs)) if demo_packs[number].media)
+    batch, numbers = demo_packs.collate([demo_packs[number]]), cast(Any, [number])
     expected = told(batch.model_inputs())
     assert expected
     for way in (
         lambda: PackedBatch({**batch.to("cpu").in_one_buffer().model_inputs()}),
         lambda: PackedBatch({**pickle.loads(pickle.dumps(batch.model_inputs()))}),
-        lambda: next(iter(DataLoader(numbers, collate_fn=Model(packs), num_workers=1))),
+        lambda: next(iter(DataLoader(numbers, collate_fn=Model(demo_packs), num_workers=1))),
     ):
         TOLD_MEDIA_LENS.clear()
         assert told(way()) == expected
@@ -111,11 +99,11 @@ def test_what_a_pack_tells_is_not_guessed() -> None:
 
 
 def test_guard_takes_what_packs_tell(
-    packs: PackedDataset, folder: Path, demo: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    demo_packs: PackedDataset, demo_folder: Path, demo: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No grid and no run of tokens is looked at."""
     monkeypatch.setattr("energon_pack.training.media_shares._ends", lambda *_: pytest.fail("guessed"))
-    model = demo_model(load_template(folder, str(demo[1])))
+    model = demo_model(load_template(demo_folder, str(demo[1])))
     seen: list[MediaShares] = []
 
     def noted(*given: Any) -> MediaShares:
@@ -123,8 +111,8 @@ def test_guard_takes_what_packs_tell(
         return seen[-1]
 
     monkeypatch.setattr(trials, "media_shares", noted)
-    held = guard(model, packs.encoder)
-    (number, *_) = (number for number in range(len(packs)) if packs[number].media)
-    model(**packs.collate([packs[number]]).model_inputs(model))
+    held = guard(model, demo_packs.encoder)
+    (number, *_) = (number for number in range(len(demo_packs)) if demo_packs[number].media)
+    model(**demo_packs.collate([demo_packs[number]]).model_inputs(model))
     assert [one.open_names for one in seen] == [frozenset()]
     assert len(held.trials) == 1

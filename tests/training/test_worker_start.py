@@ -15,15 +15,7 @@ from energon_pack.dataset.encoder import pack_encoder
 from energon_pack.dataset.manifest import read_manifest
 from energon_pack.trainers.on_disk import PackedDataset
 from energon_pack.training.worker_start import _waiting
-from support.alone import pack_demo
 from support.marks import slow
-from support.running import need_torchvision
-
-
-@pytest.fixture(scope="module")
-def folder(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    need_torchvision()
-    return pack_demo(demo, cache, tmp_path_factory.mktemp("starts"))
 
 
 class Known(Dataset[Any]):
@@ -60,22 +52,22 @@ def in_worker(folder: Path, processor: Path, method: str) -> list[Any]:
 
 @pytest.mark.parametrize(("method", "is_loaded"), [("fork", True), slow("spawn", False), slow("forkserver", False)])
 def test_a_worker_begins_with_what_its_parent_tried(
-    folder: Path, demo: tuple[Path, Path], method: str, is_loaded: bool, capfd: pytest.CaptureFixture[str]
+    demo_folder: Path, demo: tuple[Path, Path], method: str, is_loaded: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     before = random.getstate(), np.random.get_state(), torch.get_rng_state(), torch.get_num_threads(), {**os.environ}
     drawn = random_values()
     random.setstate(before[0])
     np.random.set_state(before[1])
     torch.set_rng_state(before[2])
-    assert in_worker(folder, demo[1], method) == [[["image", "video"], is_loaded]] * 2
+    assert in_worker(demo_folder, demo[1], method) == [[["image", "video"], is_loaded]] * 2
     assert random_values() == drawn
     assert (torch.get_num_threads(), {**os.environ}) == before[3:]
     assert "Exception ignored" not in capfd.readouterr().err
 
 
-def test_a_dataset_that_no_loader_reads_tries_nothing(folder: Path, demo: tuple[Path, Path]) -> None:
+def test_a_dataset_that_no_loader_reads_tries_nothing(demo_folder: Path, demo: tuple[Path, Path]) -> None:
     """Nor do another process of the training, a copy, and a loader without workers."""
-    packs = PackedDataset(folder, str(demo[1]))
+    packs = PackedDataset(demo_folder, str(demo[1]))
     processor = packs.encoder.members.media_processor
     child = multiprocessing.get_context("fork").Process(target=int)
     child.start()
@@ -86,13 +78,13 @@ def test_a_dataset_that_no_loader_reads_tries_nothing(folder: Path, demo: tuple[
 
 
 def test_an_error_of_the_trial_is_the_workers(
-    folder: Path, demo: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    demo_folder: Path, demo: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def fail(_: object) -> None:
         raise RuntimeError("no such processor here")
 
     monkeypatch.setattr("energon_pack.training.processor_calls.full_processor", fail)
-    packs = PackedDataset(folder, str(demo[1]))
+    packs = PackedDataset(demo_folder, str(demo[1]))
     with_images = next(
         number for number in range(len(packs)) if any(getattr(m, "media", {}) for m in packs.members(0, number))
     )
@@ -102,9 +94,9 @@ def test_an_error_of_the_trial_is_the_workers(
 
 
 def test_packs_without_media_try_nothing(
-    folder: Path, demo: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    demo_folder: Path, demo: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    manifest = read_manifest(folder)
+    manifest = read_manifest(demo_folder)
     of_texts = {name: value for name, value in manifest["hashes"].items() if name != "media.crc32"}
     monkeypatch.setattr("energon_pack.dataset.encoder.read_manifest", lambda _: manifest | {"hashes": of_texts})
-    assert pack_encoder(folder, str(demo[1])).members.media_processor not in _waiting
+    assert pack_encoder(demo_folder, str(demo[1])).members.media_processor not in _waiting
