@@ -24,12 +24,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
+from tables import SCHEMA
+from whole import WORDS, add_sample
 
 from energon_pack.sources.demo import make_demo
-
-WORDS = "the of a picture shows house tree with under sky people and red".split()  # noqa: SIM905
-IMAGE = pa.struct({"bytes": pa.binary(), "path": pa.string()})
-SCHEMA = pa.schema({"image": IMAGE, "question": pa.string(), "answer": pa.string()})
 
 
 def pictures(number: int = 200) -> list[bytes]:
@@ -84,10 +82,7 @@ def make_tars(folder: Path, num_rows: int, images: list[bytes]) -> None:
         with tarfile.open(folder / f"{number:06}.tar", "w") as tar:
             for key, answer, picture in some:
                 turns = [{"role": "user", "content": "<image>What is this?"}, {"role": "assistant", "content": answer}]
-                for end, data in (("json", json.dumps({"messages": turns}).encode()), ("jpg", images[picture])):
-                    info = tarfile.TarInfo(f"{key:08}.{end}")
-                    info.size = len(data)
-                    tar.addfile(info, io.BytesIO(data))
+                add_sample(tar, f"{key:08}", {"json": json.dumps({"messages": turns}).encode(), "jpg": images[picture]})
 
 
 def run_once(source: Path, processor: str) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,14 @@ def pictures() -> list[bytes]:
     return made
 
 
+def add_sample(tar: tarfile.TarFile, key: str, files: Mapping[str, bytes]) -> None:
+    """Write a sample into a tar. `files`: extension → bytes."""
+    for part, data in files.items():
+        info = tarfile.TarInfo(f"{key}.{part}")
+        info.size = len(data)
+        tar.addfile(info, io.BytesIO(data))
+
+
 def make_tars(folder: Path, num_tars: int, num_samples: int, images: list[bytes]) -> Path:
     """Tars of so many samples each; without images, of text."""
     folder.mkdir()
@@ -49,10 +58,7 @@ def make_tars(folder: Path, num_tars: int, num_samples: int, images: list[bytes]
                 turns = [{"role": "user", "content": ask}, {"role": "assistant", "content": answer}]
                 files = {"json": json.dumps({"messages": turns}).encode()}
                 files |= {"jpg": rng.choice(images)} if images else {}
-                for part, data in files.items():
-                    info = tarfile.TarInfo(f"{i:06d}.{part}")
-                    info.size = len(data)
-                    tar.addfile(info, io.BytesIO(data))
+                add_sample(tar, f"{i:06d}", files)
     return folder
 
 
