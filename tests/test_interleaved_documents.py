@@ -198,9 +198,15 @@ def test_documents_in_memory(config: Make, tmp_path: Path, demo: tuple[Path, Pat
     stream = StreamingPackedDataset(made, sources=[items], replacement=False)
     assert sum(len(pack.members) for pack in stream) == 4
     assert stream.statistics()["removed"] == 3, "a stream removed places, and said it nowhere"
-    again = StreamingPackedDataset(made, sources=[items], replacement=False, states=[stream.state_dict()])
+    state = stream.state_dict()
+    again = StreamingPackedDataset(made, sources=[items], replacement=False, states=[state])
     next(iter(again), None)
     assert again.statistics()["removed"] == 3
+    counted = {name: number for name, number in state["counted"].items() if name != "removed"}
+    earlier = {**state, "counted": [*counted.values()]}  # as a state was before places were counted
+    again = StreamingPackedDataset(made, sources=[items], replacement=False, states=[earlier])
+    next(iter(again), None)
+    assert again.statistics() == {**stream.statistics(), "removed": 0}
 
 
 @pytest.mark.slow

@@ -198,7 +198,9 @@ class OnlinePacks(Iterator[Pack]):
         """Resume from a `state` of this lane; the draws already have its `positions`."""
         self._has_ended = state["has_ended"]
         self._pool.load(state["pool"])
-        counted: dict[str, int] = state["counted"]  # an earlier version knew fewer
+        counted = state["counted"]
+        if isinstance(counted, list):  # of an earlier version, which did not count removed places
+            counted = dict(zip((name for name in _COUNTER_COLUMNS if name != "removed"), counted, strict=False))
         self._counters.copy_(torch.tensor([counted.get(name, 0) for name in _COUNTER_COLUMNS], device="cpu"))
 
     def _fill_pool(self) -> None:

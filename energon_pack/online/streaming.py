@@ -77,9 +77,8 @@ class StreamingPackedDataset(PacksForTrainers, IterableDataset[Pack]):
         #: makes packs and batches; pass it to `guard`
         rules = begun.template.rules_by(self.config.measure.engine.value)
         self.encoder = PackEncoder(begun.manifest, rules, **options)
-        try_before_workers(
-            self.encoder.members.media_processor
-        )  # nobody knows yet whether there are media in the samples
+        # nobody knows yet whether there are media in the samples
+        try_before_workers(self.encoder.members.media_processor)
         source, drop = self.config.source, options.get("on_bad_member") == "drop"
         of_labels = self.config.labels.untrained
         self._measuring = SampleMeasurer(begun.template, self.config.packing, source.control_tokens, drop, of_labels)
