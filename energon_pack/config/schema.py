@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from energon_pack.errors import PackError
 from energon_pack.plan.settings import PackingConfig, Share
 from energon_pack.run.executors.settings import ExecutorConfig
+from energon_pack.samples.settings import Take
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.templates.settings import LabelsConfig, MediaConfig, ModelConfig
 
@@ -205,10 +206,14 @@ class PackConfig:
     max_skipped: float = 0.01
 
     def flavor(self) -> "PackedFlavor":
-        """Return the flavour of the packs, as `output` and `packing.share` choose it; raises as `packed_flavor`."""
+        """Return the flavour of the packs, as `output`, `packing.share` and `source.take` choose it.
+
+        Raises what `packed_flavor` raises. Pairs are written as trees are: readers of other stacks refuse these.
+        """
         from energon_pack.samples.flavors import TREES_FLAVOR
 
-        return self.output.packed_flavor() if self.packing.share is Share.none else TREES_FLAVOR
+        is_plain = self.packing.share is Share.none and self.source.take is not Take.both
+        return self.output.packed_flavor() if is_plain else TREES_FLAVOR
 
 
 def _schema() -> DictConfig:

@@ -11,9 +11,10 @@ from omegaconf import DictConfig, OmegaConf, flag_override
 
 from energon_pack.config import Flavor, ModelConfig, PackConfig, Stage, plain
 from energon_pack.errors import PackError, refuse_password
-from energon_pack.plan.settings import Overlong, Share
+from energon_pack.plan.settings import CUTTING_POLICIES, Layout, Overlong, Share
 from energon_pack.plan.splits import split_shares
 from energon_pack.run.work_parts import Part
+from energon_pack.samples.settings import Take
 from energon_pack.templates.models import read_model
 from energon_pack.templates.settings import Expand, Mask, MediaConfig, Think, TrainOn
 
@@ -164,6 +165,8 @@ def _check_values(config: PackConfig) -> None:
         check_media(config.media)
     _check_parts(config)
     _check_share(config)
+    if config.source.take is Take.both:
+        _check_pairs(config)
     if config.part is not None:
         Part.parse(config.part)
         if config.stage not in (Stage.lengths, Stage.write):
@@ -203,6 +206,24 @@ def _check_share(config: PackConfig) -> None:
         elif "mask" in name:
             why = "such a model can't keep samples apart that share a beginning"
         raise PackError(f"packing.share={share.value} with {name}: {why}; packing.share=none packs whole samples")
+
+
+def _check_pairs(config: PackConfig) -> None:
+    """Raise PackError for settings that do not work with preference pairs (`source.take=both`)."""
+    packing, labels, output = config.packing, config.labels, config.output
+    asked = {
+        f"packing={Layout.thd.value}": packing.layout is Layout.thd,
+        f"packing.pad_to_multiple_of={packing.pad_to_multiple_of}": packing.pad_to_multiple_of > 1,
+        f"packing.overlong={packing.overlong.value}": packing.overlong in CUTTING_POLICIES,
+        f"packing.max_members={packing.max_members}": packing.max_members == 1,
+        f"labels.expand={labels.expand.value}": labels.expand is not Expand.none,
+        f"labels.prompt_weight={labels.prompt_weight:g}": labels.prompt_weight > 0,
+        f"output.flavor={output.flavor}": output.flavor != Flavor.packed_multi_mix_qa.value,
+        f"output.sample_type={output.sample_type}": output.sample_type is not None,
+    }
+    if name := next((name for name, is_asked in asked.items() if is_asked), None):
+        why = "a pair is two whole samples in one pack, in layout=neat, whose last answers alone are trained"
+        raise PackError(f"source.take=both with {name}: {why}; source.take=chosen packs the good sides alone")
 
 
 def _whole_numbers(config: PackConfig) -> Iterator[tuple[str, int]]:

@@ -16,6 +16,7 @@ from energon_pack.plan.packs import PackPlan, split_counts, turn_counts
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.files import META_FOLDER, write_whole
 from energon_pack.samples.flavors.base import Flavor, PackedFlavor
+from energon_pack.samples.settings import Take
 from energon_pack.samples.tokens_part import PACK_FORMAT
 from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import TarScan
@@ -86,6 +87,7 @@ def manifest_settings(content: Mapping[str, Mapping[str, Any]]) -> dict[str, Any
     return {
         **{name: content["packing"][name] for name in packing},
         "mask": content["model"]["mask"],
+        **({"pairs": True} if content["source"].get("take") == Take.both else {}),
         "content": content,
     }
 

@@ -20,7 +20,7 @@ from energon_pack.dataset.plan_schema import ALTERNATIVE_TYPES, OPTIONAL_COLUMNS
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.bytes import as_file
-from energon_pack.samples.cut import CUT_FORMS, PART_NAME, Cut, split_member_id
+from energon_pack.samples.cut import CUT_FORMS, PART_NAME, SIDES, Cut, member_id, split_member_id
 from energon_pack.samples.flavors.schema import MESSAGES_FIELD
 from energon_pack.samples.input_rules import INPUTS_FILE, TRIAL_FILE
 from energon_pack.samples.media.kinds import KIND_BY_LETTER, KINDS
@@ -65,9 +65,12 @@ class PlanRow(MeasuredRow):
 
     @property
     def sample_id(self) -> str:
-        """Return `sample`, plus `#1of3` for the first of three parts; plus `#1of1` if a whole one's name ends so."""
+        """Return `sample`, plus `#1of3` for the first of three parts, `+chosen` or `+rejected` for a side of a pair.
+
+        If the name of a whole one ends like that of a part, it gets `#1of1`.
+        """
         part = self.cut.part if self.cut else "1of1" if split_member_id(self.sample)[1] else None
-        return f"{self.sample}#{part}" if part else self.sample
+        return member_id(self.sample, part)
 
 
 def value_at(value: Any, *keys: str) -> Any:
@@ -204,7 +207,7 @@ def _is_possible_cut(cut: Cut) -> bool:
     of_text = (cut.num_characters, cut.first_character, cut.first_token, cut.end_token)
     return (
         isinstance(cut.part, str)
-        and PART_NAME.fullmatch(cut.part) is not None
+        and (cut.part in SIDES or PART_NAME.fullmatch(cut.part) is not None)
         and all(isinstance(turn, int) and turn >= 0 for turn in turns)
         and (cut.form != "tokens" or all(isinstance(number, int) and number >= 0 for number in of_text))
         and isinstance(kinds, str)

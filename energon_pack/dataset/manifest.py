@@ -32,7 +32,7 @@ HASHED_FILES = (INPUTS_FILE, TRIAL_FILE, PACK_SUMS_FILE)
 #: for an order over datasets: the numbers of their packs, in reading order
 ORDER_FILE = "order.npy"
 #: fields of energon_pack.json in which all packs of a training agree
-_FIELDS_IN_COMMON = ("fingerprint", "layout", "mask", "pad_to_multiple_of")
+_FIELDS_IN_COMMON = ("fingerprint", "layout", "mask", "pad_to_multiple_of", "pairs")
 #: beside a dataset.yaml for another tool, or for cookers: loads packs with this package's own classes
 TYPED_YAML = "typed.yaml"
 

@@ -48,7 +48,8 @@ def ledger_entries(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> 
                 is_cut = lengths.is_cut[item]
                 counts = {name: int(values[place]) for name, values in most.items()} if is_cut else row
                 reason, detail = _reason_and_detail(counts, LEFT_OUT[code], packing)
-                detail = f"of what it becomes, the most: {detail}" if is_cut else detail
+                most_of = "both sides together" if lengths.has_pairs else "of what it becomes, the most"
+                detail = f"{most_of}: {detail}" if is_cut else detail
             yield {
                 "sample_id": sample_id,
                 "reason": reason,

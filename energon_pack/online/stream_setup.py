@@ -131,6 +131,7 @@ def _samples_in_files(run: PackRun) -> Samples:
     if run.source.mixture is not None:
         raise PackError(f"source.path={config.source.path}: a stream has no mixture: sources=[…] of it have weights")
     config.packing.check_for_online()
+    config.source.check_for_online()
     indexed = first_samples(index_source(run), config.source.limit)
     depends = [[item.key, *item.draw_settings, item.num_samples] for item in indexed]
     identity = hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:24]

@@ -200,7 +200,8 @@ class UserSamples:
 
 
 def samples_in_memory(dataset: MapStyleDataset, source: SourceConfig) -> UserSamples:
-    """Read a user's dataset by the settings of `source`."""
+    """Read a user's dataset by the settings of `source`; PackError: it can't be read while training."""
+    source.check_for_online()
     return UserSamples(dataset, source.reading, source.media_root, source.limit, media_map_of(source.media_map))
 
 

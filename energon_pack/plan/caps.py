@@ -71,10 +71,13 @@ def costs(counts: Mapping[str, Any], packing: PackingConfig) -> tuple[Ints, Ints
 def exceeded_limits(counts: Mapping[str, Any], packing: PackingConfig) -> list[str]:
     """List the limits of a pack that a sample breaks by itself, as texts like `7 > packing.max_images=5`.
 
-    `counts`: a number for each of `COLUMNS`.
+    `counts`: a number for each of `COLUMNS`, or for the name of a cap.
     """
     multiple = packing.pad_to_multiple_of
-    alone = [(cap.name, int(cap.member_cost(counts[cap.column], multiple)), limit) for cap, limit in limits(packing)]
+    alone = [
+        (cap.name, int(counts.get(cap.name, cap.member_cost(counts[cap.column], multiple))), limit)
+        for cap, limit in limits(packing)
+    ]
     return [excess_text(name, value, limit) for name, value, limit in alone if value > limit]
 
 

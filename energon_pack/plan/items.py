@@ -166,6 +166,8 @@ class Lengths:
         #: the entry of each file in a mixture, if there are several
         self.entry_of_shard: Ints | None = None
         self.num_turns = 1
+        #: whether its samples are preference pairs, each packed as two parts: `plan.pairs`
+        self.has_pairs = False
         #: the type of the column `cut`
         self.cut_type = CUT_TYPE
         self._begin()
@@ -246,15 +248,19 @@ class Lengths:
         return pc.coalesce(*answers, pa.scalar(None, pa.large_string()))
 
     def largest_counts(self, samples: Ints) -> dict[str, Ints]:
-        """Return for each of `caps.COLUMNS` the largest count that each sample, or one of its parts, has.
+        """Return for each of `caps.COLUMNS` the largest count that a sample or one of its parts has; of a pair the sum.
 
         `samples`: item numbers, ascending.
         """
         place = np.searchsorted(samples, self.whole_of_part)
         is_one = np.append(samples, -1)[place] == self.whole_of_part
-        most = {name: values[samples].astype(np.int64) for name, values in self.items.counts.items()}
-        for name, values in most.items():
-            np.maximum.at(values, place[is_one], self.items.counts[name][self.num_samples :][is_one])
+        counts = {name: self.items.counts[name] for name in caps.COLUMNS}
+        if self.has_pairs:
+            counts["max_attention_cost"] = self.items.squares
+        join, most = np.add if self.has_pairs else np.maximum, dict[str, Ints]()
+        for name, values in counts.items():
+            most[name] = values[samples].astype(np.int64) * (not self.has_pairs)
+            join.at(most[name], place[is_one], values[self.num_samples :][is_one])
         return most
 
     def without_rows(self) -> "Lengths":

@@ -9,6 +9,7 @@ from typing import Any
 
 from energon_pack.plan.distributions import Tally
 from energon_pack.plan.items import Items, Lengths
+from energon_pack.plan.pairs import items_to_pack
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import Overlong, PackingConfig
 from energon_pack.run.scratch_arrays import Scratch, blocks
@@ -55,14 +56,15 @@ def try_lengths(
 
     `max_positions`: the context length of the model, in tokens; None: not known.
     """
-    lens = _measured_lens(lengths.items)
+    items = items_to_pack(lengths)
+    lens = _measured_lens(items)
     return Choices(
         samples_in=lengths.num_samples,
         samples_measured=len(lens),
         tokens=lens.total,
         skipped_by_reason=dict(sorted(lengths.reasons.items())),
         token_len=lens.spread(),
-        lens=choices_of(lengths.items, packing, tried, lengths.seed, lengths.scratch, max_positions),
+        lens=choices_of(items, packing, tried, lengths.seed, lengths.scratch, max_positions),
     )
 
 

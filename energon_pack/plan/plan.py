@@ -30,6 +30,7 @@ from energon_pack.plan.packs import (
     turn_of_packs,
     window_of,
 )
+from energon_pack.plan.pairs import pair_trees
 from energon_pack.plan.settings import GroupBy, PackingConfig, Share
 from energon_pack.plan.splits import SPLITS
 from energon_pack.plan.trees import Trees, find_trees, with_own_counts
@@ -237,13 +238,17 @@ def _order_for_steps(
 
 
 def share_beginnings(lengths: Lengths, packing: PackingConfig) -> tuple[Lengths, Trees | None]:
-    """Find the samples that share their beginnings, if `packing.share` is set.
+    """Find the samples that share their beginnings, if `packing.share` is set, and the pairs that share a pack.
 
-    Returns the lengths, in which an item counts only what it adds to its pack, and the trees; None: nothing is shared.
+    Returns the lengths, in which an item counts only what it adds to its pack, and the trees; None: there are none.
     """
-    if packing.share is Share.none:
+    is_shared = packing.share is not Share.none
+    if not (lengths.has_pairs or is_shared):
         return lengths, None
-    trees = find_trees(lengths, packing, group_of_items(lengths.items, packing))
+    group = group_of_items(lengths.items, packing)
+    trees = pair_trees(lengths, packing) if lengths.has_pairs else find_trees(lengths, packing, group)
+    if not is_shared:
+        return lengths, trees
     lengths = copy(lengths)
     lengths.items, lengths.shared = with_own_counts(lengths.items, trees.shared), trees.shared
     return lengths, trees

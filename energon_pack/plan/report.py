@@ -22,6 +22,7 @@ from energon_pack.plan.packs import (
     split_of_packs,
     turn_counts,
 )
+from energon_pack.plan.pairs import items_to_pack
 from energon_pack.plan.plan import num_packs_without_window
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.plan.splits import SPLITS
@@ -113,6 +114,7 @@ class Report:
     steps: dict[str, Any] | None  # None, and not in the file: a step has one pack
     expanded: dict[str, Any] | None = None  # `Expansion`; None, and not in the file: `labels.expand=none`
     placeholders_as_text: dict[str, dict[str, Any]] | None = None  # by kind of media; None, and not in the file: none
+    pairs: int | None = None  # packed preference pairs; None, and not in the file: there are none
     removed: dict[str, int] | None = None  # `SampleNotes.removed_pictures`; None, and not in the file: none
     samples_cut_off: int = 0  # packed samples whose parts lack some of their tokens; each is in skipped.jsonl
     run: RunFacts | None = None  # in the file these facts are beside the figures
@@ -168,11 +170,12 @@ def summarize(
         samples_skipped=reasons.total(),
         samples_cut=counted.num_cut,
         samples_cut_off=counted.num_cut_off,
+        pairs=counted.num_cut if lengths.has_pairs else None,
         parts=len(plan.items),
         skipped_by_reason=dict(sorted(reasons.items())),
         packs=plan.num_packs,
         packs_lower_bound=plan.lower_bound,
-        packs_without_window=num_packs_without_window(items, packing, lengths.seed),
+        packs_without_window=num_packs_without_window(items_to_pack(lengths), packing, lengths.seed),
         fill=_fill(tokens, room.sum()),
         max_token_len=capacity,
         tokens=tokens,

@@ -27,7 +27,8 @@ from energon_pack.samples.media.kinds import IMAGE, VIDEO
 
 _MANY_SAMPLES = 1000  # if more samples begin alike, the beginning must be at least the following share of their tokens
 _MIN_SHARE = 0.1
-_COUNTS = ("token_len", "num_images", "num_videos", "num_visual_tokens")
+#: what a beginning counts
+COUNTS = ("token_len", "num_images", "num_videos", "num_visual_tokens")
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Trees:
         roots = items.take(order[self.starts[:-1]])
         counts: dict[str, AnyInts] = {name: sums(values) for name, values in items.counts.items()}
         counts["max_members"] = np.diff(self.starts)
+        counts["max_attention_cost"] = sums(items.squares)
         media = np.bitwise_or.reduceat(items.media[order], self.starts[:-1])
         return replace(roots, counts=counts, media=media, num_supervised=sums(items.num_supervised), shared=None)
 
@@ -76,7 +78,7 @@ class Beginnings(NamedTuple):
 
     def take(self, numbers: AnyInts) -> "Beginnings":
         """Return the beginnings with these indices."""
-        counts = {name: self.counts[name][numbers] for name in _COUNTS}
+        counts = {name: self.counts[name][numbers] for name in COUNTS}
         return Beginnings(self.item[numbers], self.key[numbers], self.low[numbers], self.may_fork[numbers], counts)
 
 
@@ -88,7 +90,7 @@ def find_trees(lengths: Lengths, packing: PackingConfig, group: Ints) -> Trees:
     """
     blocks = [*_read_beginnings(lengths, packing)]
     item, key, low, may_fork = (np.concatenate([block[n] for block in blocks]) for n in range(4))
-    counts = {name: np.concatenate([block.counts[name] for block in blocks]) for name in _COUNTS}
+    counts = {name: np.concatenate([block.counts[name] for block in blocks]) for name in COUNTS}
     return trees_of(Beginnings(item, key, low, may_fork, counts), lengths.items, packing, group)
 
 
@@ -111,7 +113,7 @@ def trees_of(beginnings: Beginnings, items: Items, packing: PackingConfig, group
     is_first = shared["token_len"] == 0
     starts = _split_large_trees(caps.costs(added, packing)[0], costs[:, order], limits, is_first)
     is_first[starts] = True
-    of_items = {name: np.zeros(len(items), np.int32) for name in _COUNTS}
+    of_items = {name: np.zeros(len(items), np.int32) for name in COUNTS}
     for name, values in of_items.items():
         values[order] = np.where(is_first, 0, shared[name])
     alone = np.ones(len(items), np.bool_)
@@ -153,7 +155,7 @@ def _read_beginnings(lengths: Lengths, packing: PackingConfig) -> Iterator[Begin
     """Read from the cache the beginnings at which the settings allow a fork; yield those of many items at a time."""
     none = np.zeros(0, np.int64)
     keys = none.astype(np.uint64)
-    yield Beginnings(none, keys, keys, none.astype(np.bool_), dict.fromkeys(_COUNTS, none))
+    yield Beginnings(none, keys, keys, none.astype(np.bool_), dict.fromkeys(COUNTS, none))
     for start, _, table in lengths.tables(["beginnings"]):
         for lists in table["beginnings"].chunks:
             sizes = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
@@ -210,12 +212,12 @@ def _number_pairs(key: npt.NDArray[np.uint64], low: npt.NDArray[np.uint64]) -> t
 
 
 def _order_depth_first(beginnings: Beginnings, lens: AnyInts) -> tuple[Ints, dict[str, Ints]]:
-    """Return the items of trees, depth first, and for each of `_COUNTS` how much an item shares with the one before."""
+    """Return the items of trees, depth first, and for each of `COUNTS` how much an item shares with the one before."""
     starts = np.flatnonzero(np.diff(beginnings.item, prepend=-1))
     sizes = np.diff(np.append(starts, len(beginnings.item)))
     item, depth = beginnings.item[starts], int(sizes.max(initial=0))
     if not depth:
-        return item, dict.fromkeys(_COUNTS, np.zeros(0, np.int64))
+        return item, dict.fromkeys(COUNTS, np.zeros(0, np.int64))
     row = np.repeat(np.arange(len(item)), sizes)
     place = np.arange(len(beginnings.item)) - np.repeat(starts, sizes)
     chain = np.full((depth, len(item)), -1, np.int64)
@@ -229,7 +231,7 @@ def _order_depth_first(beginnings: Beginnings, lens: AnyInts) -> tuple[Ints, dic
     is_fork = is_same & may_fork[:, order]
     deepest = depth - 1 - np.argmax(is_fork[::-1], axis=0)
     fork = np.where(is_fork.any(axis=0), starts[order] + deepest, -1)
-    shared = {name: np.where(fork < 0, 0, beginnings.counts[name][fork]).astype(np.int64) for name in _COUNTS}
+    shared = {name: np.where(fork < 0, 0, beginnings.counts[name][fork]).astype(np.int64) for name in COUNTS}
     return item[order], shared
 
 

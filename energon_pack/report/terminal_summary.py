@@ -110,9 +110,11 @@ def _skipped_lines(report: Report) -> Iterator[str]:
 
 
 def part_lines(report: Report) -> Iterator[str]:
-    """Yield a line for expanded samples, or for cut ones, and one for the tokens that were cut off."""
+    """Yield a line for expanded samples, for pairs, or for cut samples, and one for the tokens that were cut off."""
     if report.expanded:
         yield expanded_line(report.expanded, report.shared is not None)
+    elif report.pairs is not None:
+        yield f"{amount(report.pairs, 'preference pair')}, each with both sides in one pack"
     elif report.samples_cut:
         yield f"cut: {amount(report.samples_cut, 'sample')}, packed as their parts"
     if number := report.samples_cut_off:

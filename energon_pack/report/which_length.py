@@ -10,6 +10,7 @@ import numpy as np
 
 from energon_pack.plan.items import Items, Lengths
 from energon_pack.plan.pack_lengths import Choice, choices_of
+from energon_pack.plan.pairs import items_to_pack
 from energon_pack.plan.settings import Algorithm, PackingConfig
 from energon_pack.run.scratch_arrays import blocks
 
@@ -127,7 +128,7 @@ def try_job_of(
     Args:
         lens: pack lengths to try, besides the planned one and one that holds every sample.
     """
-    items, scale = lengths.items, 1.0
+    items, scale = items_to_pack(lengths), 1.0
     packing = replace(packing, need_image=False)  # with some lengths there would be too few packs with an image
     upto = np.cumsum([0, *(np.count_nonzero(items.lens[block]) for block in blocks(len(items)))])
     num = int(upto[-1])

@@ -18,7 +18,7 @@ from energon_pack.samples.media.kinds import IMAGE, KINDS
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.member import MemberInput, SampleOptions, media_fields
 from energon_pack.samples.options import options_of
-from energon_pack.samples.placeholders import part_settings, place_media
+from energon_pack.samples.placeholders import num_media_before, part_settings, place_media
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import MediaPart, Message, Part
 from energon_pack.samples.skip import Reason, Skip
@@ -32,6 +32,7 @@ class PlacedRecord(NamedTuple):
     messages: list[Message]  # as packs store them, without times in the text
     order: list[int]  # media by their placeholders: `[1, 0]` if the text names the second one first
     placeholders_put_in: bool  # the sample had no placeholders
+    rejected: Sequence[Message] = ()  # `messages` of the rejected side of a pair
 
     @property
     def position_files(self) -> list[str]:
@@ -65,10 +66,15 @@ def placed_record(record: Record, kinds: Sequence[str]) -> PlacedRecord:
     """
     messages, order, placeholders_put_in = place_media(record.messages, kinds)
     refuse_lost_media(messages, kinds, record.empty_media)
+    rejected, other_order, _ = place_media(record.rejected, kinds) if record.rejected else ([], order, False)
+    if rejected and (
+        num_media_before(messages, kinds)[-2] != len(kinds) or (rejected[:-1], other_order) != (messages[:-1], order)
+    ):
+        raise Skip(Reason.NO_PAIR, "an answer holds a medium: media of a pair stand in its prompt")
     if in_parts := part_settings(record.messages, kinds):
         fields = {**record.fields, "media_settings": _merged_settings(record.fields.get("media_settings"), in_parts)}
         record = replace(record, fields=fields)
-    return PlacedRecord(record, list(kinds).count(IMAGE.kind), messages, order, placeholders_put_in)
+    return PlacedRecord(record, list(kinds).count(IMAGE.kind), messages, order, placeholders_put_in, rejected)
 
 
 def _merged_settings(listed: Any, in_parts: list[dict[str, Any] | None]) -> list[dict[str, Any] | None]:
@@ -102,6 +108,7 @@ class ReadSample(NamedTuple):
     leaves_out_tools: bool = False  # `source.tools` leaves its tools out
     drops_nulls: bool = False  # nulls of a table were taken out of it
     removed: Sequence[str] = ()  # names of pictures that are missing, whose places were removed
+    rejected: Sequence[Message] = ()  # of a pair, `messages` of its rejected side; they are of the chosen one
 
     @classmethod
     def of_record(
@@ -118,7 +125,7 @@ class ReadSample(NamedTuple):
         return cls(
             raw, placed.messages, timed, record.tools, record.fields, parts, positions, marks, bool(marks), media,
             placed.placeholders_put_in, tuple(record.unknown), record.leaves_out_tools, record.drops_nulls,
-            tuple(record.removed),
+            tuple(record.removed), placed.rejected,
         )  # fmt: skip
 
     @property

@@ -6,6 +6,7 @@ A part is a range of its turns. `Cut.form` says what else is done to it:
     pairs   a question and its answer, with the media of the first question
     open    an answer whose text is cut, and whose end is not trained
     tokens  a document: of the tokens of a range of its text, those from `first_token` to `end_token`
+    rejected  the rejected side of a preference pair; its chosen side has the form `turns`
 """
 
 import re
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from energon_pack.samples.media.kinds import KIND_BY_LETTER
-from energon_pack.samples.placeholders import media_placeholders, split_content, with_media_first, without_images
+from energon_pack.samples.placeholders import media_placeholders, num_media_before, with_media_first, without_images
 from energon_pack.samples.sample import Message
 from energon_pack.samples.weights import turn_weight, with_zero_weight
 
@@ -51,13 +52,15 @@ TEXT_CUT_TYPE = pa.struct(
         ("end_token", pa.int32()),
     ]
 )
-CUT_FORMS = ("turns", "pairs", "open", "tokens")
+CUT_FORMS = ("turns", "pairs", "open", "tokens", "rejected")
+#: names of the parts of a preference pair
+SIDES = CHOSEN, REJECTED = "chosen", "rejected"
 
 
 class Cut(NamedTuple):
     """What a part takes from its sample; tables store it as `CUT_TYPE`, `EXPANDED_CUT_TYPE` or `TEXT_CUT_TYPE`."""
 
-    part: str  # `2of3`
+    part: str  # `2of3`, or one of `SIDES`
     first_turn: int  # a range of messages; the system turn is in each part
     end_turn: int
     num_characters: int | None  # characters kept of the last message's text, from `first_character` on; None: all
@@ -96,6 +99,14 @@ def convert_cuts(cuts: pa.ChunkedArray, kind: pa.StructType) -> pa.ChunkedArray:
     return pa.chunked_array(chunks, kind)
 
 
+def member_id(sample_id: str, part: str | None) -> str:
+    """Return the id of a member: that of its sample and the name of the part, as `0.jsonl:7#2of3`, `0.jsonl:7+chosen`.
+
+    `part`: None: the whole sample.
+    """
+    return sample_id if part is None else f"{sample_id}{'+' if part in SIDES else '#'}{part}"
+
+
 def split_member_id(sample_id: str) -> tuple[str, str | None]:
     """Split a member's id into the id of its sample and the name of the part (`2of3`; None: the whole sample)."""
     sample, mark, part = sample_id.rpartition("#")
@@ -120,15 +131,6 @@ def exchange_bounds(messages: Sequence[Message]) -> list[int]:
     if len(starts) > 1 and not has_answer:
         starts.pop()  # a question without an answer at the end belongs to the exchange before it
     return [*starts, len(messages)]
-
-
-def num_media_before(messages: Sequence[Message], kinds: Sequence[str]) -> list[int]:
-    """Return, for each message, the number of media in the messages before it; and last, the number in all messages."""
-    counts = [0]
-    for message in split_content(messages, kinds):
-        content = message["content"]
-        counts.append(counts[-1] + (0 if isinstance(content, str) else sum(part["type"] != "text" for part in content)))
-    return counts
 
 
 def messages_of_part(messages: Sequence[Message], cut: Cut) -> list[Message]:

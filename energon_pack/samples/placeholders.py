@@ -99,6 +99,15 @@ def split_content(messages: Sequence[Message], kinds: Sequence[str]) -> list[Mes
     return result
 
 
+def num_media_before(messages: Sequence[Message], kinds: Sequence[str]) -> list[int]:
+    """Return, for each message, the number of media in the messages before it; and last, the number in all messages."""
+    counts = [0]
+    for message in split_content(messages, kinds):
+        content = message["content"]
+        counts.append(counts[-1] + (0 if isinstance(content, str) else sum(part["type"] != "text" for part in content)))
+    return counts
+
+
 def without_images(messages: Sequence[Message], kinds: Sequence[str], number: int, text: str) -> list[Message]:
     """Replace the first `number` images of a conversation by a text. `kinds`: the kind of each medium."""
     is_literal = sum(len(_placeholders(message, kinds)) for message in messages) != len(kinds)

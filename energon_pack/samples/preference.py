@@ -1,7 +1,9 @@
 """Reads preference data: two answers, or one answer with a verdict. Trained unread, bad answers would be learnt. Pure.
 
 {"prompt": …, "chosen": …, "rejected": …}     TRL: texts, lists of turns, whole conversations; LLaMA-Factory: turns
+{"instruction": …, "chosen": …, "rejected": …}     LLaMA-Factory: alpaca lines
 {"messages": […], "rejected_response": …}     ms-swift, and `rejected_messages`
+{"input": {"messages": […]}, "preferred_output": […], "non_preferred_output": […]}     OpenAI
 {"messages": […], "label": false}             KTO: TRL, ms-swift, LLaMA-Factory (`kto_tag`)
 """
 
@@ -14,10 +16,16 @@ from energon_pack.samples.settings import Take
 from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
 
 _REJECTED_KEYS = frozenset(("rejected_response", "rejected_messages", "rejected_images"))
+#: OpenAI's names → ours
+_OPENAI_KEYS = {"preferred_output": "chosen", "non_preferred_output": "rejected"}
 #: keys that say whether an answer is good: true or false, 1 or 0, or a word; any other value is a remark
 LABEL_KEYS = ("label", "kto_tag")
 _PROMPT_KEYS = ("prompt", "question")
-PREFERENCE_KEYS = frozenset(("chosen", "rejected", *_REJECTED_KEYS, *LABEL_KEYS))
+#: the question of a dialect without turns → its answer
+_ANSWER_OF_QUESTION = {"instruction": "output", "query": "response"}
+#: the keys of an answer in dialects without turns
+_ANSWER_KEYS = ("response", "output", "completion", "answer")
+PREFERENCE_KEYS = frozenset(("chosen", "rejected", *_REJECTED_KEYS, *_OPENAI_KEYS, *LABEL_KEYS))
 
 
 def without_rejected_answer(value: Mapping[str, Any], keys: Sequence[str], take: Take | None) -> dict[str, Any]:
@@ -28,8 +36,9 @@ def without_rejected_answer(value: Mapping[str, Any], keys: Sequence[str], take:
     Raises:
         Skip: `preference_data` if `take` is None; `not_chosen` if the sample's label calls its answer bad.
     """
+    value = _without_openai_names(value, keys[0])
     key = next((key for key in keys if value.get(key)), keys[0])
-    has_pair = value.get("chosen") is not None and value.get("rejected") is not None
+    has_pair = _has_pair(value)
     rejected = sorted(name for name in _REJECTED_KEYS if value.get(name))
     completed = value.get("prompt") is not None and value.get("completion") is not None
     labels = {name: is_good for name in LABEL_KEYS if (is_good := _is_good(value.get(name))) is not None}
@@ -45,6 +54,8 @@ def without_rejected_answer(value: Mapping[str, Any], keys: Sequence[str], take:
     if label and not _is_good(value[label]):
         raise Skip(Reason.NOT_CHOSEN, f"{detail} (source.take=chosen)")
     rest = {name: item for name, item in value.items() if name not in PREFERENCE_KEYS}
+    if has_pair and not value.get(key) and (asks := next((one for one in _ANSWER_OF_QUESTION if value.get(one)), "")):
+        return {**rest, _ANSWER_OF_QUESTION[asks]: value["chosen"]}
     if has_pair:
         rest = {name: item for name, item in rest.items() if name not in _PROMPT_KEYS}
         return {**rest, key: _with_answer(_prompt_turns(value, key), value["chosen"])}
@@ -52,6 +63,51 @@ def without_rejected_answer(value: Mapping[str, Any], keys: Sequence[str], take:
         rest = {name: item for name, item in rest.items() if name not in ("prompt", "completion")}
         return {**rest, key: _with_answer(_prompt_turns(value, key), value["completion"])}
     return rest
+
+
+def with_rejected_as_chosen(value: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    """Return a sample's JSON with its rejected answer in the place of the chosen one, for `without_rejected_answer`.
+
+    Raises:
+        Skip: `no_pair`: it has no two answers to one question, or they have other media.
+    """
+    value = _without_openai_names(value, keys[0])
+    key = next((key for key in keys if value.get(key)), keys[0])
+    if value.get("rejected_images"):
+        raise Skip(Reason.NO_PAIR, "rejected_images: both sides of a pair have the same media")
+    if _has_pair(value) and value["rejected"] != []:
+        return {**value, "chosen": value["rejected"]}
+    turns, response = value.get("rejected_messages"), value.get("rejected_response")
+    if turns:
+        return {**value, key: turns}
+    answers = next((name for name in _ANSWER_KEYS if value.get(name) is not None), None)
+    last = value[key][-1] if isinstance(value.get(key), list) else None
+    if isinstance(response, str) and isinstance(last, Mapping):
+        names = {name: last[name] for name in ("role", "from") if name in last}
+        return {**value, key: [*value[key][:-1], {**names, "content" if "role" in names else "value": response}]}
+    if isinstance(response, str) and answers and not value.get(key):
+        return {**value, answers: response}
+    raise not_a_pair("rejected_response is no text for an answer" if "rejected_response" in value else "")
+
+
+def not_a_pair(detail: str = "") -> Skip:
+    """Return the Skip for a sample without two answers to one question, where `source.take=both` asks for these."""
+    read = "source.take=both reads chosen and rejected answers to one question"
+    return Skip(Reason.NO_PAIR, f"{detail or 'it has no two answers'} ({read})")
+
+
+def _without_openai_names(value: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return OpenAI's preference data with our names: the turns of its `input` under `key`; other data unchanged."""
+    if value.keys().isdisjoint(_OPENAI_KEYS) or not isinstance(asked := value.get("input"), Mapping):
+        return dict(value)
+    renamed = {ours: value[name] for name, ours in _OPENAI_KEYS.items() if name in value}
+    rest = {name: item for name, item in value.items() if name not in (*_OPENAI_KEYS, "input")}
+    inner = {key if name == "messages" else name: item for name, item in asked.items()}
+    return {**rest, **inner, "rejected": [], **renamed}
+
+
+def _has_pair(value: Mapping[str, Any]) -> bool:
+    return value.get("chosen") is not None and value.get("rejected") is not None
 
 
 def _is_good(label: Any) -> bool | None:

@@ -23,7 +23,7 @@ from energon_pack.samples.media.kinds import KINDS, MEDIA_TYPES, PART_TYPES, VID
 from energon_pack.samples.media.medium import SETTING_KEYS
 from energon_pack.samples.nulls import without_nulls_of_a_table
 from energon_pack.samples.placeholders import flat_content, media_type_of_parts
-from energon_pack.samples.preference import PREFERENCE_KEYS, without_rejected_answer
+from energon_pack.samples.preference import PREFERENCE_KEYS, with_rejected_as_chosen, without_rejected_answer
 from energon_pack.samples.sample import MESSAGE_KEYS, REASONING_KEYS, Message
 from energon_pack.samples.settings import Frames, ReadSettings, SampleType, ToolsAs
 from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
@@ -76,6 +76,8 @@ class Record:
     leaves_out_tools: bool = False
     #: whether nulls of a table were taken out of it
     drops_nulls: bool = False
+    #: the messages of the rejected side of a pair, of which `messages` are the chosen side; empty: it is no pair
+    rejected: list[Message] = field(default_factory=list)
 
 
 def parse_record(value: Any, settings: ReadSettings) -> Record:
@@ -93,6 +95,8 @@ def parse_rewritten_record(value: Any, settings: ReadSettings, lists_media: bool
         value = {settings.messages_key or "messages": value}
     if not isinstance(value, dict):
         raise Skip(Reason.NOT_AN_OBJECT, f"the JSON is a {type(value).__name__}, not an object")
+    if settings.takes_rejected:
+        value = with_rejected_as_chosen(value, _conversation_fields(settings))
     if not PREFERENCE_KEYS.isdisjoint(value):
         value = without_rejected_answer(value, _conversation_fields(settings), settings.take)
     without = without_nulls_of_a_table(value, settings.nulls)

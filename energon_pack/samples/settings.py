@@ -1,7 +1,7 @@
 """Settings for reading samples: the part of the config's node `source` that every length depends on."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -26,9 +26,10 @@ class ToolsAs(str, Enum):
 
 
 class Take(str, Enum):
-    """Which of the two conversations of preference data is packed."""
+    """Which of the two conversations of preference data is packed: the chosen one, or both, as a pair."""
 
     chosen = "chosen"
+    both = "both"
 
 
 class ControlTokens(str, Enum):
@@ -115,7 +116,8 @@ class ReadSettings:
     messages_key: str | None = None
     #: what samples are; auto: each is looked at
     sample_type: SampleType = SampleType.auto
-    #: of preference data (`chosen` and `rejected`, a `label`) the good conversations; None: each is left out
+    #: of preference data (`chosen` and `rejected`, a `label`) the good conversations, or both sides of each pair; None:
+    #: each is left out
     take: Take | None = None
     #: auto: the chat template writes tools and calls; text: calls are their JSON in the answer, tools are left out
     tools: ToolsAs = ToolsAs.auto
@@ -141,6 +143,15 @@ class ReadSettings:
     def __post_init__(self) -> None:
         """Set `has_renames`: whether any column or role has another name."""
         self.has_renames = (self.columns, self.roles) != (Columns(), Roles())
+        #: whether the rejected side of a pair is read in the chosen one's place
+        self.takes_rejected = False
+
+    @property
+    def of_both_sides(self) -> "tuple[ReadSettings, ReadSettings]":
+        """The settings that read the chosen side of a pair, and those that read the rejected one."""
+        chosen, rejected = (replace(self, take=Take.chosen) for _ in range(2))
+        rejected.takes_rejected = True
+        return chosen, rejected
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -45,13 +45,15 @@ class Reason(str, Enum):
     MAP_ERROR = "map_error"
     EMPTY_ANSWER = "empty_answer"
     TEMPLATE_DROPS = "template_drops"
+    NO_PAIR = "no_pair"
+    EQUAL_ANSWERS = "equal_answers"
 
     @property
     def is_policy(self) -> bool:
         """Whether settings are the reason, not faulty data: such samples do not count towards `max_skipped`."""
         return self in (
             Reason.OVERLONG, Reason.OVER_CAP, Reason.NOTHING_TRAINED, Reason.CUT_OFF, Reason.NOT_IN_FLAVOR,
-            Reason.NOT_CHOSEN, Reason.LEFT_OUT_BY_MAP, Reason.NOT_DRAWN, Reason.EMPTY_ANSWER,
+            Reason.NOT_CHOSEN, Reason.LEFT_OUT_BY_MAP, Reason.NOT_DRAWN, Reason.EMPTY_ANSWER, Reason.EQUAL_ANSWERS,
         )  # fmt: skip
 
 

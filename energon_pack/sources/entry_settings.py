@@ -13,7 +13,7 @@ from typing import Any
 from energon_pack.errors import PackError
 from energon_pack.run.plain_data import node_of
 from energon_pack.samples.record import Record
-from energon_pack.samples.settings import Columns, ReadSettings, Roles
+from energon_pack.samples.settings import Columns, ReadSettings, Roles, Take
 from energon_pack.sources.sample_ratio import TakenRows
 
 _GROUPS = {"columns": Columns, "roles": Roles}
@@ -83,6 +83,8 @@ def read_entry_settings(where: str, item: Mapping[str, Any], run: ReadSettings) 
         if not isinstance(heard, bool):
             raise PackError(f"{where}: {_AUDIO_IN_VIDEO_KEY} is {heard!r}, not true or false")
         options[_AUDIO_IN_VIDEO_KEY] = heard
+    if (texts.get("take", run.take) == Take.both) != (run.take == Take.both):
+        raise PackError(f"{where}: take={texts['take']}: pairs share no dataset with other samples: source.take=both")
     if not texts and not names:
         return EntrySettings(None, options)
     try:

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 from energon_pack.samples.bytes import ByteRange, as_file
 from energon_pack.samples.conversation import TIME_FIELDS, PlacedRecord, ReadSample, placed_record
-from energon_pack.samples.cut import Cut, fields_of_part, indices_of_kind, media_of_part, messages_of_part
+from energon_pack.samples.cut import REJECTED, Cut, fields_of_part, indices_of_kind, media_of_part, messages_of_part
 from energon_pack.samples.frame_times import load_patch_positions, with_times_in_text
 from energon_pack.samples.hints import with_tried_hint
 from energon_pack.samples.media.kinds import KINDS, VIDEO
@@ -168,6 +168,8 @@ def _measured_part(parts: Mapping[str, Part], name: str) -> Part:
 
 def cut_part(whole: ReadSample, cut: Cut) -> ReadSample:
     """Return the part of a sample that a cut selects: some turns, with their media, fields and times."""
+    if cut.form == REJECTED:
+        whole = whole._replace(messages=[*whole.rejected])
     media = media_of_part(whole.messages, cut)
     images = indices_of_kind(cut, media, "i")
     messages = messages_of_part(whole.messages, cut)

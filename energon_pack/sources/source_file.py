@@ -9,9 +9,10 @@ import pyarrow as pa
 
 from energon_pack.run.address import bucket_of
 from energon_pack.run.seeded_random import Ints
+from energon_pack.samples.pairs import with_rejected_side
 from energon_pack.samples.record import Record, with_use_audio_setting
 from energon_pack.samples.sample import Part
-from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.settings import ReadSettings, Take
 from energon_pack.sources.entry_settings import NO_SETTINGS, EntrySettings
 from energon_pack.sources.media_containers import split_name
 from energon_pack.sources.rows import SampleRow
@@ -101,8 +102,14 @@ class SourceFile:
 
     def read_record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
         """Parse a sample as `record` does, with the settings of its mixture entry, which override `settings`."""
-        record = self.own.add_options(self.record(raw, part, has_media, self.own.reading or settings))
-        return with_use_audio_setting(record, settings)
+        reading = self.own.reading or settings
+        if reading.take == Take.both:
+            chosen, rejected = reading.of_both_sides
+            other = self.record(raw, part, has_media, rejected)  # first: it says what is no pair
+            record = with_rejected_side(self.record(raw, part, has_media, chosen), other)
+        else:
+            record = self.record(raw, part, has_media, reading)
+        return with_use_audio_setting(self.own.add_options(record), settings)
 
     def record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
         """Parse a sample from the bytes of its JSON or text; Skip: they are not valid. `part`: the file's part name."""

@@ -12,6 +12,7 @@ from itertools import pairwise
 import pyarrow as pa
 
 from energon_pack.samples.documents import document_of
+from energon_pack.samples.preference import not_a_pair
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record, caption_record, parse_record
 from energon_pack.samples.settings import ReadSettings, SampleType
@@ -250,6 +251,8 @@ def record_of(raw: bytes, part: str, has_media: bool, settings: ReadSettings) ->
         text = raw.decode()
     except UnicodeDecodeError as error:
         raise Skip(Reason.BAD_MESSAGE, f"the txt is not UTF-8: {error}") from None
+    if settings.takes_rejected:
+        raise not_a_pair("it is a txt")
     if settings.map is not None:
         key = settings.messages_key or "text" if is_document else "caption"
         return parse_record(map_record({key: text}, settings), settings)

@@ -13,11 +13,13 @@ from energon_pack.lengths.method import Method, method_of_model
 from energon_pack.lengths.unused_map import unused_line
 from energon_pack.plan.expand import expand
 from energon_pack.plan.items import Lengths
+from energon_pack.plan.pairs import measure_sides
 from energon_pack.plan.settings import Share
 from energon_pack.plan.splits import split_shares
 from energon_pack.run.console import say
 from energon_pack.run.scratch_arrays import Scratch
 from energon_pack.run.work_parts import EqualSpans, Part
+from energon_pack.samples.settings import Take
 from energon_pack.sources.media_map import media_map_of
 from energon_pack.sources.mixture import Mixture
 from energon_pack.sources.shard import Shard
@@ -92,7 +94,8 @@ def measure_source(run: PackRun, indexed: list[IndexedShard], method: Method) ->
             measured, flavor, shares, config.seed, Scratch(run.cache()),
             method.with_beginnings, config.labels.untrained,
         )  # fmt: skip
-        lengths = expand(lengths, config.labels, method, run)
+        is_paired = config.source.take is Take.both
+        lengths = measure_sides(lengths, method, run) if is_paired else expand(lengths, config.labels, method, run)
         media_map, tables = media_map_of(config.source.media_map), lengths.tables(("parts", "detail"), with_parts=False)
         places = {place for shard in source.shards for place in (shard.path, shard.media_root or "")}
         if line := unused_line(media_map, places, (table for _, _, table in tables)):

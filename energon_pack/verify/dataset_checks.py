@@ -21,6 +21,7 @@ from energon_pack.errors import PackError, quote
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import yaml_value
+from energon_pack.samples.cut import SIDES
 from energon_pack.samples.flavors import find_packed_flavor, reading_problem
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.input_rules import INPUTS_FILE, TRIAL_FILE
@@ -270,9 +271,9 @@ def check_samples(folder: DatasetFolder, shards: Sequence[VerifiedShard]) -> Ite
         all_samples = (sample for pack in packs for sample, _ in samples_in_pack(pack, None))
         yield from (f"{sample} is there twice" for sample in names_with(twice, all_samples))
     for sample, numbers in parts.items():
-        counts = Counter(numbers)
-        number = int(numbers[0].partition("of")[2])
-        if len(numbers) != number or set(counts) != {f"{i + 1}of{number}" for i in range(number)}:
+        is_pair = numbers[0] in SIDES
+        number = len(SIDES) if is_pair else int(numbers[0].partition("of")[2])
+        if sorted(numbers) != sorted(SIDES if is_pair else (f"{i + 1}of{number}" for i in range(number))):
             yield f"{sample} has the parts {', '.join(sorted(numbers)[:8])}: not each of {number} once"
 
 

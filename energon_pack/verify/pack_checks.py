@@ -16,7 +16,7 @@ from energon_pack.dataset.pack_json import Pack
 from energon_pack.errors import quote
 from energon_pack.plan import caps
 from energon_pack.plan.settings import Overlong
-from energon_pack.samples.cut import split_member_id
+from energon_pack.samples.cut import SIDES, member_id, split_member_id
 from energon_pack.samples.flavors.schema import MESSAGES_FIELD
 from energon_pack.samples.media.kinds import IMAGE, IMAGE_EXTENSIONS, KINDS, format_of
 from energon_pack.samples.media.medium import SOUND_EXTENSION_OF
@@ -228,6 +228,15 @@ def _difference(stated: Sequence[Any], expected: Sequence[Any]) -> str:
         return f"{len(stated)} members, {len(expected)} good rows in the plan"
     index = next(i for i, (ours, right) in enumerate(zip(stated, expected, strict=True)) if ours != right)
     return f"member {index} is {quote(stated[index])}, in the plan {quote(expected[index])}"
+
+
+def check_pairs(pack: Pack, members: Sequence[PlanRow] | None) -> Iterator[str]:
+    """Yield samples whose sides, the chosen and the rejected one, do not stand side by side in a pack."""
+    sides = [both for both in samples_in_pack(pack, members) if both[1] in SIDES]
+    for place in range(0, len(sides), 2):
+        if [*sides[place : place + 2]] != [(sides[place][0], side) for side in SIDES]:
+            yield f"{member_id(*sides[place])} is not followed by the other side of its pair"
+            return
 
 
 def samples_in_pack(pack: Pack, members: Sequence[PlanRow] | None) -> Iterator[tuple[str, str | None]]:

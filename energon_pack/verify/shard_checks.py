@@ -169,7 +169,7 @@ def _verify_pack(
     _check_sums(parts, pack, sums, shard)
     _check_media(parts, job, pack, findings)
     if rows is not None:
-        findings.add("plan", where, checks.check_plan(pack, members))
+        findings.add("plan", where, [*checks.check_plan(pack, members), *checks.check_pairs(pack, members)])
     if members and job.source is not None:
         template = None if job.template_folder is None else load_saved_template(job.template_folder)
         again = None if template is None or len(tokens) != len(members) else (tokens, template)

@@ -43,7 +43,10 @@ def why(folder: Path, record: Any) -> str:
         ({"talk": [ASKED, ANSWERED]}, "source.messages_key=talk reads its turns"),
         ({"notes": [ANSWERED], "talk": [ASKED, ANSWERED]}, "source.messages_key=talk reads its turns"),
         ({"it's": [ASKED, ANSWERED]}, """'source.messages_key="it'"'"'s"' reads its turns"""),
-        ({"preferred_output": [ANSWERED], "input": {"messages": [ASKED]}}, None),  # OpenAI's DPO: no question
+        (
+            {"preferred_output": [ANSWERED], "non_preferred_output": [ANSWERED], "input": {"messages": [ASKED]}},
+            "source.take=chosen packs the good conversations",
+        ),
         ({"input": [ASKED], "output": "3 m"}, None),
         ({"prompt": [ASKED], "answer_text": "3 m"}, None),
         ({"contents": GEMINI}, None),

@@ -1,0 +1,97 @@
+"""Preference pairs (`source.take=both`): both sides of a sample are items, and always share a pack.
+
+Lengths of the chosen sides ──measure_sides──► Lengths with two parts for each sample, `chosen` and `rejected`
+                            ──pair_trees──► a tree for each pair, which a plan packs as one item
+"""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+
+from energon_pack.lengths.measure import dropping_wrong_lengths, method_key
+from energon_pack.lengths.method import Method
+from energon_pack.lengths.table_cache import key_of
+from energon_pack.lengths.worker import LengthsRow, leave_out
+from energon_pack.plan import caps
+from energon_pack.plan.items import Items, Lengths
+from energon_pack.plan.sample_parts import PartsRecipe, WholeSample, make_parts
+from energon_pack.plan.settings import PackingConfig, Share
+from energon_pack.plan.trees import COUNTS, Trees, find_trees
+from energon_pack.run.context import Run
+from energon_pack.samples.cut import EXPANDED_CUT_TYPE
+from energon_pack.samples.flavors.fit import contents_that_do_not_fit
+from energon_pack.samples.pairs import sides_of_pair
+from energon_pack.samples.settings import ControlTokens
+from energon_pack.samples.skip import Reason, Skip
+
+#: Raise this number when the same pair becomes other members.
+_VERSION = 1
+_NO_LIMIT = 1 << 40
+
+
+def measure_sides(lengths: Lengths, method: Method, run: Run) -> Lengths:
+    """Replace each sample by the two sides of its pair, and return the new lengths.
+
+    Raises:
+        SourceChanged: a file is not what was measured.
+    """
+    recipe = PartsRecipe(
+        "pairs",
+        key_of("pairs", _VERSION, method_key(method)),
+        partial(_sides, control_tokens=method.read.control_tokens),
+        EXPANDED_CUT_TYPE,
+        lambda table: pc.is_null(table["reason"]).to_numpy(),
+        ("reason",),
+    )
+    with dropping_wrong_lengths(lengths.shards, method, run):
+        of_sides = make_parts(lengths, lengths.items.lens > 0, recipe, method, run)
+    of_sides.has_pairs = True
+    return of_sides
+
+
+def _sides(whole: WholeSample, control_tokens: ControlTokens) -> list[LengthsRow]:
+    """Return the rows of a pair's sides; one row with the reason if one of them can't be packed."""
+    rows = []
+    for cut in sides_of_pair(whole.sample.messages, whole.sample.kinds):
+        try:
+            part, rendered = whole.rendered(cut)
+            rendered.refuse_by_policy(control_tokens)
+            [counts] = whole.template.count([rendered], whole.engine)
+            if not counts[1]:
+                raise Skip(Reason.NOTHING_TRAINED, "none of its tokens is trained")
+        except Skip as skip:
+            row = replace(whole.row, media_type=None)
+            leave_out(row, Skip(skip.reason, f"its {cut.part} side: {skip.detail}"))
+            return [row]
+        rows.append(
+            replace(whole.row_of_part(cut, part, rendered, *counts), does_not_fit=contents_that_do_not_fit(part))
+        )
+    return rows
+
+
+def pair_trees(lengths: Lengths, packing: PackingConfig) -> Trees:
+    """Group the sides of each pair into a tree, the chosen one first; with `packing.share` they share their beginning.
+
+    A pair is a tree even where it shares nothing, or where both sides are too long for a pack.
+    """
+    num_items, num = len(lengths.items), lengths.num_samples
+    sides = num + np.argsort(lengths.whole_of_part, kind="stable")
+    chosen, rejected = sides[::2], sides[1::2]
+    shared = {name: np.zeros(num_items, np.int32) for name in COUNTS}
+    if packing.share is not Share.none and len(sides):
+        assert lengths.items.conversation is not None  # parts have one
+        without_caps: dict[str, Any] = {**dict.fromkeys(cap.name for cap in caps.CAPS), "max_token_len": _NO_LIMIT}
+        limitless = replace(packing, **without_caps)
+        found = find_trees(lengths, limitless, lengths.items.conversation.astype(np.int64)).shared
+        for name, values in shared.items():
+            values[rejected] = found[name][chosen] + found[name][rejected]  # one of them is 0
+    starts = np.concatenate((np.arange(0, len(sides), 2), len(sides) + np.arange(num + 1)))
+    return Trees(np.concatenate((sides, np.arange(num))), starts, shared)
+
+
+def items_to_pack(lengths: Lengths) -> Items:
+    """Return what is packed as one: the items of `lengths`, or an item for each pair, with the sums of its sides."""
+    return pair_trees(lengths, PackingConfig()).as_items(lengths.items) if lengths.has_pairs else lengths.items

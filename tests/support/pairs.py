@@ -1,0 +1,48 @@
+"""Preference pairs that tests pack, and the sides that a dataset has of them."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from support.packed import samples
+from support.samples import picture
+
+WORDS = ("tide", "rises", "twice", "a", "day", "near", "an", "island", "boats", "wait", "for", "water", "and", "wind")
+
+
+def text(chance: random.Random, number: int) -> str:
+    return " ".join(chance.choice(WORDS) for _ in range(number))
+
+
+def write_pairs(folder: Path, number: int, longest: int = 40, with_media: bool = True) -> Path:
+    """Write pairs as lines: of texts, of several turns, of one image and of two; each sixth has no medium."""
+    chance = random.Random(number)
+    lines = []
+    for index in range(number):
+        images = index % 3 if with_media and index % 6 else 0
+        names = [f"{(index + n) % 5}.png" for n in range(images)]
+        before = [("user", "Is it far?"), ("assistant", "It is near.")] if index % 4 == 1 else []
+        asked = [*before, ("user", "<image>" * images + text(chance, chance.randint(1, longest)))]
+        begins = text(chance, chance.randint(0, 8))  # both answers begin alike
+        line: dict[str, Any] = {"prompt": [{"role": role, "content": content} for role, content in asked]}
+        line |= {side: [answer(f"{begins} {word}{text(chance, chance.randint(1, longest))}")] for side, word in SIDES}
+        lines.append(line | ({"images": names} if names else {}))
+    for index in range(5 if with_media else 0):
+        (folder / f"{index}.png").write_bytes(picture(56 + 28 * index, 84, "PNG"))
+    path = folder / "pairs.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+SIDES = (("chosen", "good "), ("rejected", "bad "))
+
+
+def answer(content: str) -> dict[str, str]:
+    return {"role": "assistant", "content": content}
+
+
+def sides_in_packs(folder: Path) -> list[list[str]]:
+    """The ids of the members of each pack of a dataset."""
+    metas = [json.loads(parts["json"])["_meta"] for parts in samples(folder).values()]
+    return [meta["sample_ids"] for meta in metas]
