@@ -55,6 +55,10 @@ from energon_pack.training.forward_inputs import check_inputs as check_inputs
 from energon_pack.training.guards import Guard as Guard
 from energon_pack.training.guards import guard as guard
 from energon_pack.training.pack_encoder import PackEncoder as PackEncoder
+from energon_pack.training.preference import member_logps as member_logps
+from energon_pack.training.preference import num_pairs as num_pairs
+from energon_pack.training.preference import preference_loss as preference_loss
+from energon_pack.training.preference import write_reference_logps as write_reference_logps
 from energon_pack.training.tree_attention import use_tree_attention as use_tree_attention
 from energon_pack.webdataset import Packs as Packs
 from energon_pack.webdataset import packs as packs

@@ -117,6 +117,10 @@ def _flavor_and_messages_key(folder: DatasetFolder) -> tuple[PackedFlavor, str |
         raise PackError(
             f"{folder}: its packs hold no conversations (output.messages=false): only their source has them"
         )
+    if manifest.get("pairs"):
+        raise PackError(
+            f"{folder} holds preference pairs: single samples would be rejected answers; their source has both"
+        )
     return flavor, read_settings(manifest).messages_key
 
 

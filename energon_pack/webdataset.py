@@ -70,6 +70,8 @@ def packs(
     """
     prepared = _read_folder(path)
     encoder = pack_encoder(path, processor, trust_remote_code, **options)
+    if encoder.pairs is not None:
+        raise PackError(f"{path}: preference pairs are read by PackedTaskEncoder or PackedDataset, not by webdataset")
     return Packs(os.fspath(path), encoder, prepared)
 
 

@@ -166,6 +166,8 @@ def _form_in(folder: str, tars: list[str]) -> str | None:
         raise PackError(f"{folder}: {_MANIFEST_NAME} can't be read: {error}") from None
     if why is not None:
         raise PackError(f"{folder}: {why}")
+    if written.get("pairs"):
+        raise PackError(f"{folder} holds preference pairs, no single samples: pack their source again")
     for value, _ in looked:
         if has_references(value):
             raise PackError(f"{folder}: its media lie in its source (output.media=reference): pack that source again")

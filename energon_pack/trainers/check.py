@@ -16,7 +16,7 @@ import torch
 
 from energon_pack.errors import PackError, amount
 from energon_pack.trainers.check_dealing import breaking_setting, check_dealing
-from energon_pack.trainers.collator import Collator
+from energon_pack.trainers.collator import Collator, refuse_pairs
 from energon_pack.trainers.loss import WeightedSteps
 from energon_pack.trainers.samples_alone import LossSumsAlone, describe_host_reads, run_samples_alone
 from energon_pack.training.encoded import Pack
@@ -54,6 +54,7 @@ def check_trainer(trainer: Any) -> str:
     loader = _loader(trainer)
     collate = getattr(loader, "base_dataloader", loader).collate_fn  # ms-swift's dispatcher has a loader inside
     collator = _collator(collate)
+    refuse_pairs(collator.packs)
     if collator.weights and not isinstance(trainer, WeightedSteps):
         raise PackError(f"{type(trainer).__name__}: its loss ignores the weights of tokens: weighted(trainer)")
     dealt = check_dealing(trainer, loader)

@@ -6,6 +6,7 @@ from typing import Any
 from energon_pack.errors import PackError
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.encoded import BadPack, Pack
+from energon_pack.training.layout import SFT_REFUSED
 from energon_pack.training.masks import Outline, outline_of
 from energon_pack.training.refusals import refuse_trees
 
@@ -13,6 +14,12 @@ from energon_pack.training.refusals import refuse_trees
 PACK_COLUMN, EPOCH_COLUMN = "pack", "epoch"
 #: keys of a batch with weights that make its loss; no model takes them
 LOSS_KEYS = ("labels", "loss_weight", "_packed_seq_ids")
+
+
+def refuse_pairs(packs: Any) -> None:
+    """Raise PackError if a dataset's packs hold preference pairs: a trainer's SFT loss would train rejected answers."""
+    if packs.encoder.pairs is not None:
+        raise PackError(SFT_REFUSED)
 
 
 class Collator:
@@ -24,6 +31,7 @@ class Collator:
     """
 
     def __init__(self, packs: Any, model: Any, weights: bool = False):
+        refuse_pairs(packs)
         if packs.encoder.layout != "neat":
             raise PackError(f"layout={packs.encoder.layout}: models of transformers take layout=neat")
         #: the dataset
@@ -63,3 +71,15 @@ class Collator:
                 " ignores: packs.collator(model, weights=True), and weighted(trainer); else leave loss_weight out"
             )
         return batch.model_inputs(self._outline)
+
+
+class PairCollator(Collator):
+    """Builds batches of preference pairs from rows, whole: a trainer's own loss makes a model's inputs of them."""
+
+    def __init__(self, packs: Any):
+        self.packs = packs
+
+    def batch_of_packs(self, packs: Sequence[Pack]) -> PackedBatch:
+        """Lay packs out as a batch with `preference_pairs`; raises what `PackEncoder.batch` raises."""
+        batch: PackedBatch = self.packs.encoder.batch(packs)
+        return batch

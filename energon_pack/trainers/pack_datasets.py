@@ -48,13 +48,21 @@ class PacksForTrainers:
 
         return Collator(self, model, weights)
 
+    def pair_collator(self) -> "Collator":
+        """Return the `data_collator` of a trainer of preference pairs: it builds whole batches, as `collate` does."""
+        from energon_pack.trainers.collator import PairCollator
+
+        return PairCollator(self)
+
     def loss_func(self) -> Callable[..., Tensor]:
         """Return the loss for a Trainer's `compute_loss_func`: the mean over all trained tokens of a step.
 
         Without it, Trainers compute the mean of the packs' means for most models with images.
         """
+        from energon_pack.trainers.collator import refuse_pairs
         from energon_pack.trainers.loss import token_mean_loss
 
+        refuse_pairs(self)
         return partial(token_mean_loss, shifted=self.encoder.labels_shifted)
 
 

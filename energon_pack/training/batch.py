@@ -12,7 +12,7 @@ from torch import Tensor
 
 from energon_pack.training.encoded import ToldBatch
 from energon_pack.training.forward_inputs import MEDIA_KEYS, NOT_GUARDED_ERROR, MixingError
-from energon_pack.training.layout import IGNORE, seq_idx
+from energon_pack.training.layout import IGNORE, SFT_REFUSED, seq_idx
 from energon_pack.training.masks import (
     BOUNDARY_MARK,
     TOWER_PREFIX,
@@ -110,7 +110,7 @@ class PackedBatch(ToldBatch):
             model: needed if `mask` is `dict4d`, `prefix4d` or `auto`, for batches of trees (packs whose samples share
                 tokens), and for packs of text in a model with M-RoPE. Except for trees, an `Outline` of it is enough.
             labels: pass labels, so that the model computes its own loss. If a token's weight is not 1 they are left
-                out: the model's loss ignores weights, `weighted_loss` uses them.
+                out: the model's loss ignores weights, `weighted_loss` uses them. So are labels of preference pairs.
 
         Raises:
             ValueError: the inputs can't be made without the model; the batch is not `neat`.
@@ -125,9 +125,9 @@ class PackedBatch(ToldBatch):
             inputs["position_ids"] = self._rope_rows(outline)
         if inputs["position_ids"].dim() == 3:
             inputs["mm_token_type_ids"] = self["mm_token_type_ids"]
-        if not labels or self.get("is_weighted"):
+        if not labels or self.get("is_weighted") or "preference_pairs" in self:
             del inputs["labels"]
-            if labels:
+            if labels and "preference_pairs" not in self:
                 _warn_of_missing_loss()
         elif "_packed_seq_ids" in self:  # labels are shifted already
             inputs["shift_labels"] = self["labels"]
@@ -261,6 +261,8 @@ def _token_losses(logits: Tensor, batch: Mapping[str, Any]) -> tuple[Tensor, Ten
 
 
 def _token_weights(batch: Mapping[str, Any]) -> Tensor:
+    if "preference_pairs" in batch:
+        raise ValueError(SFT_REFUSED)
     weights: Tensor | None = batch.get("loss_weight")
     return (batch["labels"] != IGNORE).float() if weights is None else weights
 
@@ -299,9 +301,8 @@ def _touch_audio_towers(model: Any) -> Tensor:
     trained = [weight for weight in model.parameters() if weight.requires_grad and id(weight) not in known]
     if not trained:
         return torch.zeros((), device=next(model.parameters()).device)
-    return torch.stack(
-        [(weight * 0.0).sum() for weight in trained]
-    ).sum()  # in float16 a sum of weights may be infinite
+    # in float16 a sum of weights may be infinite
+    return torch.stack([(weight * 0.0).sum() for weight in trained]).sum()
 
 
 def _touch_vision_tower(model: Any, batch: Mapping[str, Any]) -> Tensor:

@@ -8,13 +8,17 @@ Three members of 3, 2 and 4 tokens, each rounded up to 4 (`thd`), with shifted l
     cu_seqlens     0 3 5 9        cu_seqlens_padded  0 4 8 12
 """
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad as pad_tensor
 
+from energon_pack.training.batch import VisualInputs
 from energon_pack.training.encoded import IGNORE, Member, Members, restarting_counts
+from energon_pack.training.forward_inputs import MEDIA_KEYS
 from energon_pack.training.layout import (
     Batch,
     RowForm,
@@ -127,3 +131,32 @@ def mlm(members: Sequence[Member], form: RowForm) -> Batch:
 def _spread(values: Tensor, real: Tensor, fill: float) -> Tensor:
     """Put values where `real` is true, one behind the other; all else is `fill`."""
     return values.new_full(real.shape, fill).masked_scatter_(real, values)
+
+
+def named_for_megatron(layout: str, named: dict[str, Any], media: dict[str, Tensor], types: Tensor | None) -> Batch:
+    """Return `named` with the media inputs under the names that Megatron's stacks use.
+
+    Args:
+        named: media inputs of a batch, by the processor's names, and what else belongs to them.
+        types: `mm_token_type_ids` of a batch of `thd`; None: it has no media.
+    """
+    if layout == "thd":
+        every = dict.fromkeys(sorted(MEDIA_KEYS)) | media
+        named["visual_inputs"] = VisualInputs(**every, mm_token_type_ids=types)
+        if "pixel_values" in media and media["pixel_values"].dim() == 4:  # InternVL's tiles
+            named["image_flags"] = torch.ones(len(media["pixel_values"]), dtype=torch.int64)
+        return named
+    pixels = named.pop("pixel_values", torch.zeros(1, 1))
+    # Megatron broadcasts no empty tensors: [[0]] says that there are no tiles.
+    tiles = torch.ones(len(pixels), dtype=torch.int32) if media else torch.zeros(1, 1, dtype=torch.int32)
+    return named | {"imgs": pixels, "num_tiles": tiles}
+
+
+def pad_multiple(multiple: int | None, planned: int) -> int:
+    """Return the multiple that members are padded to: the one that is asked for, else that of the packing."""
+    if multiple is not None and (multiple < 1 or planned % multiple):
+        raise ValueError(
+            f"pad_to_multiple_of={multiple} does not divide {planned}, with which it was packed:"
+            f" packing.pad_to_multiple_of={math.lcm(max(multiple, 1), planned)} serves both"
+        )
+    return multiple or planned

@@ -20,9 +20,9 @@ from energon_pack.samples.media.kinds import IMAGE
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.pack_reader import PackMembers
 from energon_pack.samples.tokens import LengthError
-from energon_pack.training.batch import PackedBatch, VisualInputs
+from energon_pack.training.batch import PackedBatch
 from energon_pack.training.encoded import BadPack, EncodedMembers, Members, Pack
-from energon_pack.training.forward_inputs import MEDIA_KEYS, refuse_missing_kernels, refuse_several_rows
+from energon_pack.training.forward_inputs import refuse_missing_kernels, refuse_several_rows
 from energon_pack.training.joining import JoinError
 from energon_pack.training.layout import IGNORE, Batch, RowForm, neat, seq_idx
 from energon_pack.training.media_inputs import joined_lens
@@ -32,6 +32,7 @@ from energon_pack.training.rope_rule import rope_rule_of
 from energon_pack.training.worker_start import prepare_worker
 
 if TYPE_CHECKING:
+    from energon_pack.training.preference import PairKeys
     from energon_pack.training.probe_batches import ProbeTree
     from energon_pack.training.tower import TowerInputs
 
@@ -98,6 +99,7 @@ class PackEncoder:
             images: see `touch_vision`.
         tokens_per_second: `tokens_per_second` of Qwen2.5-VL's vision config, needed for videos if the processor's
             folder has no config.json: without either, a video ends the training.
+        reference_logps: for preference pairs, a file of `recipes/reference_logps.py`: batches have its values.
 
     Raises:
         ValueError: an option has no such value; no rule joins this processor's media inputs.
@@ -120,6 +122,7 @@ class PackEncoder:
         on_bad_member: str = "raise",
         dummy_image: bool = False,
         tokens_per_second: float | None = None,
+        reference_logps: str | None = None,
     ):
         options = {name: value for name, value in locals().items() if name not in ("self", "made", "rules")}
         self.made, self.layout, self.rules = made, layout or made["layout"], rules
@@ -127,6 +130,12 @@ class PackEncoder:
         self._options = options
         #: whether the dataset's samples may share their beginnings
         self.has_trees = made["content"].get("packing", {}).get("share", "none") != "none"
+        #: the keys that preference pairs add to a batch; None: the dataset has no pairs
+        self.pairs: PairKeys | None = None
+        if made.get("pairs") or reference_logps is not None:
+            from energon_pack.training import preference
+
+            self.pairs = preference.PairKeys(made, self.layout, options)
         #: whether labels stand where they are predicted
         self.labels_shifted = labels == "shifted"
         #: a kind of `layout.loss_weights`
@@ -144,14 +153,18 @@ class PackEncoder:
             from energon_pack.training.fixed_shapes import allowed_widths
 
             self._widths = allowed_widths(pad_to, made["max_token_len"], self.max_token_len)
-        is_neat = self.layout == "neat"
+        is_neat, multiple = self.layout == "neat", 1
         self._is_hybrid = (made["mask"] if self.mask == "indexed" else self.mask) == "hybrid"
         self._drop, self._dummy = on_bad_member == "drop", dummy_image and IMAGE.kind in rules.media_tokens
         with_rows = rope_rows or is_neat
         rope = rope_rule_of(made["content"]["model"].get("rope"), rules, tokens_per_second, with_rows)
+        if not is_neat:
+            from energon_pack.training.megatron_layouts import pad_multiple
+
+            multiple = pad_multiple(pad_to_multiple_of, made["pad_to_multiple_of"])
         self._form = RowForm(
             pad_id=rules.token_id(rules.tokens.get("pad_token", "")) or 0,
-            multiple=1 if is_neat else _pad_multiple(pad_to_multiple_of, made["pad_to_multiple_of"]),
+            multiple=multiple,
             shifted=self.labels_shifted,
             weights=loss_weight,
             rope=rope is not None and with_rows,
@@ -234,6 +247,8 @@ class PackEncoder:
             "num_dropped": sum(len(pack.dropped) for pack in packs),
             "__key__": [pack.key for pack in packs],
         }
+        if self.pairs is not None:
+            batch |= self.pairs(batch)
         if self.tower is not None and self.layout == "neat":
             batch |= self.tower(media)
         return batch.in_one_buffer() if get_worker_info() is not None else batch  # it crosses to another process
@@ -301,17 +316,11 @@ class PackEncoder:
         named_media: dict[str, Any] = {**media, "media_keys": sorted({*media, *of_tokens})}
         if self._dummy and not has_images:
             named_media |= {f"dummy_{name}": value for name, value in self.members.blank_image_inputs().items()}
-        if self.layout == "thd":
-            types = batch["mm_token_type_ids"] if media else None
-            named = dict.fromkeys(sorted(MEDIA_KEYS)) | media
-            named_media["visual_inputs"] = VisualInputs(**named, mm_token_type_ids=types)
-            if "pixel_values" in media and media["pixel_values"].dim() == 4:  # InternVL's tiles
-                named_media["image_flags"] = torch.ones(len(media["pixel_values"]), dtype=torch.int64)
-        if self.layout == "mlm":
-            pixels = named_media.pop("pixel_values", torch.zeros(1, 1))
-            # Megatron broadcasts no empty tensors: [[0]] says that there are no tiles.
-            tiles = torch.ones(len(pixels), dtype=torch.int32) if media else torch.zeros(1, 1, dtype=torch.int32)
-            named_media |= {"imgs": pixels, "num_tiles": tiles}
+        if self.layout in ("thd", "mlm"):
+            from energon_pack.training.megatron_layouts import named_for_megatron
+
+            types = batch["mm_token_type_ids"] if media and self.layout == "thd" else None
+            return named_for_megatron(self.layout, named_media, media, types)
         return named_media
 
 
@@ -319,12 +328,3 @@ def _unpickled(made: Mapping[str, Any], rules: InputRules, options: Any, tower: 
     encoder = PackEncoder(made, rules, **options)
     encoder.use_tower(tower)
     return encoder
-
-
-def _pad_multiple(multiple: int | None, planned: int) -> int:
-    if multiple is not None and (multiple < 1 or planned % multiple):
-        raise ValueError(
-            f"pad_to_multiple_of={multiple} does not divide {planned}, with which it was packed:"
-            f" packing.pad_to_multiple_of={math.lcm(max(multiple, 1), planned)} serves both"
-        )
-    return multiple or planned

@@ -125,11 +125,16 @@ def test_settings_that_would_tear_pairs_are_refused(word: str) -> None:
 
 
 def test_packs_made_while_training_take_no_pairs(demo: tuple[Path, Path], tmp_path: Path) -> None:
-    from energon_pack import LazyPackedDataset, StreamingPackedDataset
+    """NeMo Automodel's datasets are of these."""
+    from energon_pack import LazyPackedDataset, StreamingPackedDataset, automodel
 
     (tmp_path / "source").mkdir()
     words = ["+model=qwen2_5_vl", f"model.processor={demo[1]}", f"output.dir={tmp_path / 'out'}"]
     words += ["source.take=both", f"source.path={write_pairs(tmp_path / 'source', 3)}"]
-    for kind in (LazyPackedDataset, StreamingPackedDataset):
+    for kind in (
+        LazyPackedDataset,
+        StreamingPackedDataset,
+        lambda words: automodel.dataset(words, mask="positions").packs,
+    ):
         with pytest.raises(PackError, match=r"source\.take=both is for packs on disk"):
             kind(words)
