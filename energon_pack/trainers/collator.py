@@ -6,7 +6,6 @@ from typing import Any
 from energon_pack.errors import PackError
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.encoded import BadPack, Pack
-from energon_pack.training.layout import SFT_REFUSED
 from energon_pack.training.masks import Outline, outline_of
 from energon_pack.training.refusals import refuse_trees
 
@@ -19,6 +18,8 @@ LOSS_KEYS = ("labels", "loss_weight", "_packed_seq_ids")
 def refuse_pairs(packs: Any) -> None:
     """Raise PackError if a dataset's packs hold preference pairs: a trainer's SFT loss would train rejected answers."""
     if packs.encoder.pairs is not None:
+        from energon_pack.training.preference import SFT_REFUSED
+
         raise PackError(SFT_REFUSED)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from energon_pack.training.encoded import ToldBatch
 from energon_pack.training.forward_inputs import MEDIA_KEYS, NOT_GUARDED_ERROR, MixingError
-from energon_pack.training.layout import IGNORE, SFT_REFUSED, seq_idx
+from energon_pack.training.layout import IGNORE, seq_idx
 from energon_pack.training.masks import (
     BOUNDARY_MARK,
     TOWER_PREFIX,
@@ -233,10 +233,8 @@ def source_losses(logits: Tensor, batch: Mapping[str, Any], sources: Sequence[st
     width = max(map(len, batch["sample_ids"]), default=0) + 1
     of_member = torch.zeros(len(batch["sample_ids"]), width, dtype=torch.int64)
     for row, ids in enumerate(batch["sample_ids"]):
-        for place, sample_id in enumerate(ids, 1):
+        for place, sample_id in enumerate(ids if sources else (), 1):
             name = sample_id.partition("/")[0]
-            if not sources:
-                break
             if name not in number:
                 raise ValueError(f"{sample_id}: its entry {name!r} is none of {', '.join(sources)}")
             of_member[row, place] = number[name]
@@ -262,6 +260,8 @@ def _token_losses(logits: Tensor, batch: Mapping[str, Any]) -> tuple[Tensor, Ten
 
 def _token_weights(batch: Mapping[str, Any]) -> Tensor:
     if "preference_pairs" in batch:
+        from energon_pack.training.preference import SFT_REFUSED
+
         raise ValueError(SFT_REFUSED)
     weights: Tensor | None = batch.get("loss_weight")
     return (batch["labels"] != IGNORE).float() if weights is None else weights
@@ -294,15 +294,13 @@ def touch_vision(model: Any, batch: Mapping[str, Any]) -> Tensor:
 
 def _touch_audio_towers(model: Any) -> Tensor:
     """Return 0, computed from all parameters outside the language model's layers, if the model takes sounds."""
+    nothing = torch.zeros((), device=next(model.parameters()).device)
     if not (hasattr(model, "get_audio_features") or hasattr(getattr(model, "config", None), "audio_config")):
-        return torch.zeros((), device=next(model.parameters()).device)
+        return nothing
     always = (model.get_decoder().layers, model.get_input_embeddings(), model.get_output_embeddings())
     known = {id(parameter) for part in always if part is not None for parameter in part.parameters()}
     trained = [weight for weight in model.parameters() if weight.requires_grad and id(weight) not in known]
-    if not trained:
-        return torch.zeros((), device=next(model.parameters()).device)
-    # in float16 a sum of weights may be infinite
-    return torch.stack([(weight * 0.0).sum() for weight in trained]).sum()
+    return sum(((weight * 0.0).sum() for weight in trained), nothing)  # in float16 a sum of weights may be infinite
 
 
 def _touch_vision_tower(model: Any, batch: Mapping[str, Any]) -> Tensor:

@@ -26,11 +26,6 @@ from energon_pack.training.encoded import Member as Member
 from energon_pack.training.encoded import Members
 
 Batch = dict[str, Any]
-#: the error of an SFT loss, or of a door to one, for a batch of preference pairs
-SFT_REFUSED = (
-    "these packs hold preference pairs, whose rejected answers no SFT loss may see: preference_loss trains them,"
-    " source.take=chosen packs the good sides for SFT"
-)
 
 
 @dataclass(frozen=True)

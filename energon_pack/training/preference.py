@@ -4,7 +4,7 @@ logits, batch ──member_logps──► log p of each side's answer ──pref
 reference model ──write_reference_logps──► a file ──ReferenceLogps──► `reference_logps` of a batch
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
@@ -14,8 +14,13 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, logsigmoid
 
 from energon_pack.training.encoded import BadPack
-from energon_pack.training.layout import IGNORE, SFT_REFUSED
+from energon_pack.training.layout import IGNORE
 
+#: the error of an SFT loss, or of a door to one, for a batch of preference pairs
+SFT_REFUSED = (
+    "these packs hold preference pairs, whose rejected answers no SFT loss may see: preference_loss trains them,"
+    " source.take=chosen packs the good sides for SFT"
+)
 #: settings of an encoder that pairs allow one value of
 _OPTIONS = {"layout": "neat", "labels": "unshifted", "loss_weight": None, "on_bad_member": "raise"}
 
@@ -141,17 +146,23 @@ def _labels_and_members(batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
 # -------------------------------------------------------------------------------------- of a reference model, on disk
 
 
-def keys_of(batch: Mapping[str, Any]) -> list[str]:
-    """Return for each member of a batch the name of its dataset (the beginning of its packs' keys) and its id."""
+def write_reference_logps(path: str | PathLike[str], batches: Iterable[tuple[Mapping[str, Any], Tensor]]) -> int:
+    """Write a reference model's `member_logps` of all batches to a file (.npz) that `PackEncoder` reads.
+
+    `batches`: pairs of a batch and its log-probabilities. Returns the number of members.
+    """
+    logps = {
+        key: value for batch, of_batch in batches for key, value in zip(_keys(batch), of_batch.tolist(), strict=True)
+    }
+    keys = sorted(logps)
+    np.savez(path, keys=np.array(keys), logps=np.array([logps[key] for key in keys], np.float64))
+    return len(keys)
+
+
+def _keys(batch: Mapping[str, Any]) -> list[bytes]:
+    """Return for each member of a batch the name of its dataset (the beginning of its pack's key) and its id."""
     rows = zip(batch["__key__"], batch["sample_ids"], strict=True)
-    return [f"{key.rpartition('_')[0]}/{sample_id}" for key, row in rows for sample_id in row]
-
-
-def write_reference_logps(path: str | PathLike[str], logps: Mapping[str, float]) -> None:
-    """Write log-probabilities of a reference model, by `keys_of`, to a file (.npz) that `PackEncoder` reads."""
-    keys = sorted(logps, key=str.encode)
-    values = np.array([logps[key] for key in keys], np.float64)
-    np.savez(path, keys=np.array([key.encode() for key in keys]), logps=values)
+    return [f"{key.rpartition('_')[0]}/{sample_id}".encode() for key, row in rows for sample_id in row]
 
 
 class ReferenceLogps:
@@ -161,14 +172,15 @@ class ReferenceLogps:
         self._path = path
         with np.load(path, allow_pickle=False) as content:
             self._keys, self._logps = content["keys"], content["logps"]
+        if not len(self._keys):
+            raise ValueError(f"{path} holds no reference_logps: recipes/reference_logps.py writes them")
 
     def of_batch(self, batch: Mapping[str, Any]) -> Tensor:
         """Return those of a batch's members, float64 [members]; BadPack: the file has none of a member."""
-        asked = keys_of(batch)
-        wanted = np.array([key.encode() for key in asked])
-        places = np.searchsorted(self._keys, wanted).clip(max=max(0, len(self._keys) - 1))
-        is_there = self._keys[places] == wanted if len(self._keys) else np.zeros(len(wanted), np.bool_)
+        wanted = np.array(_keys(batch))
+        places = np.searchsorted(self._keys, wanted).clip(max=len(self._keys) - 1)
+        is_there = self._keys[places] == wanted
         if not is_there.all():
-            missing = asked[int(np.argmin(is_there))]
+            missing = wanted[int(np.argmin(is_there))].decode()
             raise BadPack(f"{self._path} has no reference_logps of {missing}: recipes/reference_logps.py writes them")
         return torch.from_numpy(self._logps[places])

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from support.packed import samples
-from support.samples import picture
+from support.samples import picture, video
 
 WORDS = ("tide", "rises", "twice", "a", "day", "near", "an", "island", "boats", "wait", "for", "water", "and", "wind")
 
@@ -15,21 +15,34 @@ def text(chance: random.Random, number: int) -> str:
     return " ".join(chance.choice(WORDS) for _ in range(number))
 
 
-def write_pairs(folder: Path, number: int, longest: int = 40, with_media: bool = True) -> Path:
-    """Write pairs as lines: of texts, of several turns, of one image and of two; each sixth has no medium."""
+def write_pairs(
+    folder: Path, number: int, longest: int = 40, with_media: bool = True, num_videos: int = 0, thinks: bool = False
+) -> Path:
+    """Write pairs as lines: of texts, of several turns, of one image and of two; each sixth has no medium.
+
+    Args:
+        num_videos: the first pairs have a video instead.
+        thinks: whether each fifth pair has a thought before both answers, the same one.
+    """
     chance = random.Random(number)
     lines = []
     for index in range(number):
         images = index % 3 if with_media and index % 6 else 0
         names = [f"{(index + n) % 5}.png" for n in range(images)]
         before = [("user", "Is it far?"), ("assistant", "It is near.")] if index % 4 == 1 else []
-        asked = [*before, ("user", "<image>" * images + text(chance, chance.randint(1, longest)))]
+        shown = "<video>" if index < num_videos else "<image>" * images
+        asked = [*before, ("user", shown + text(chance, chance.randint(1, longest)))]
         begins = text(chance, chance.randint(0, 8))  # both answers begin alike
+        if thinks and index % 5 == 2:
+            begins = f"<think>{text(chance, 5)}</think>\n\n{begins}"
         line: dict[str, Any] = {"prompt": [{"role": role, "content": content} for role, content in asked]}
         line |= {side: [answer(f"{begins} {word}{text(chance, chance.randint(1, longest))}")] for side, word in SIDES}
-        lines.append(line | ({"images": names} if names else {}))
+        media = {"videos": [f"{index}.mp4"]} if index < num_videos else {"images": names} if images else {}
+        lines.append(line | media)
     for index in range(5 if with_media else 0):
         (folder / f"{index}.png").write_bytes(picture(56 + 28 * index, 84, "PNG"))
+    for index in range(num_videos):
+        (folder / f"{index}.mp4").write_bytes(video(num_frames=10 + 5 * index))
     path = folder / "pairs.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path

@@ -30,7 +30,7 @@ from energon_pack.pack import pack
 from energon_pack.plan.settings import Share
 from energon_pack.samples.settings import Take
 from energon_pack.training.encoded import IGNORE, BadPack
-from energon_pack.training.preference import keys_of, pairs_in, write_reference_logps
+from energon_pack.training.preference import pairs_in, write_reference_logps
 from energon_pack.unpack import unpack
 from support.alone import demo_model, members_of
 from support.packed import demo_config, packed
@@ -229,25 +229,21 @@ def test_packs_of_pairs_are_no_source_and_blend_with_no_other_packs(
 def test_reference_logps_are_read_by_dataset_and_member(packs: PackedDataset, tmp_path: Path) -> None:
     """A reference model runs once: each batch then has its values, whatever members are in it."""
     batches = [packs.collate([packs[n]]) for n in range(len(packs))]
-    logps = {key: float(n) for n, key in enumerate(key for batch in batches for key in keys_of(batch))}
-    path = tmp_path / "reference.npz"
-    write_reference_logps(path, logps)
-    options = {"reference_logps": str(path)}
-    again = PackedDataset(packs._files.folder.path, **options)
+    path, values = tmp_path / "reference.npz", []
     for number, batch in enumerate(batches):
-        found = again.collate([again[number]])["reference_logps"]
-        assert found.tolist() == [logps[key] for key in keys_of(batch)]
-        assert found.dtype == torch.float64
-    lost = keys_of(batches[0])[1]
-    write_reference_logps(path, {key: value for key, value in logps.items() if key != lost})
-    again = PackedDataset(packs._files.folder.path, **options)
-    with pytest.raises(BadPack, match=r"has no reference_logps of .*pairs\.jsonl:") as missing:
+        values.append(100.0 * number + torch.arange(2.0 * len(batch["preference_pairs"]), dtype=torch.float64))
+    assert write_reference_logps(path, zip(batches, values, strict=True)) == 2 * NUM_PAIRS
+    again = PackedDataset(packs._files.folder.path, reference_logps=str(path))
+    for number, expected in enumerate(values):
+        assert torch.equal(again.collate([again[number]])["reference_logps"], expected)
+    write_reference_logps(path, zip(batches[1:], values[1:], strict=True))
+    again = PackedDataset(packs._files.folder.path, reference_logps=str(path))
+    with pytest.raises(BadPack, match=r"has no reference_logps of \w+/pairs\.jsonl:\d+\+chosen: recipes/reference"):
         again.collate([again[0]])
-    assert lost in str(missing.value)
 
 
 def test_only_pairs_have_a_reference(demo_folder: Path, tmp_path: Path) -> None:
-    write_reference_logps(tmp_path / "reference.npz", {})
+    assert write_reference_logps(tmp_path / "reference.npz", []) == 0
     with pytest.raises(ValueError, match="the packs hold no preference pairs"):
         PackedDataset(demo_folder, reference_logps=str(tmp_path / "reference.npz"))
     with pytest.raises(ValueError, match="this batch has no preference pairs"):

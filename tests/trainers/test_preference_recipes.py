@@ -1,0 +1,102 @@
+"""Packed preference pairs train as TRL's own DPOTrainer trains the same ids, on one rank, on two, and after a stop."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from energon_pack.config import Rope
+from energon_pack.plan.settings import GroupBy, Share
+from energon_pack.samples.settings import Take
+from energon_pack.steps.topology import Topology
+from support.packed import demo_config, packed
+from support.pairs import write_pairs
+from support.running import ROOT, command, need_torchvision
+from support.trainers.stacks import STACKS, run
+
+pytestmark = pytest.mark.slow
+NUM_PAIRS = 44
+
+
+@pytest.fixture(scope="module")
+def model(demo: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Qwen2.5-VL with the demo's processor."""
+    need_torchvision()
+    folder = tmp_path_factory.mktemp("model") / "model"
+    done = command(ROOT / "recipes" / "tiny_folder.py", demo[1], folder, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sets(model: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Share, Path]:
+    """Pairs of texts, several turns, thoughts, images and videos, with and without shared prompts."""
+    folder, made = tmp_path_factory.mktemp("pairs"), {}
+    (folder / "source").mkdir()
+    source = write_pairs(folder / "source", NUM_PAIRS, num_videos=4, thinks=True)
+    for share in (Share.prefix, Share.none):
+        settings: dict[str, Any] = {"source__take": Take.both, "packing__share": share, "model__rope": Rope.qwen2_5_vl}
+        settings |= {"packing__max_token_len": 1024, "packing__share_min_tokens": 1}
+        settings |= {"packing__group_by": GroupBy.none, "packing__topology": Topology(data_parallel=2)}
+        made[share] = packed(demo_config((source, model), cache, folder / share.value, source, **settings))
+    return made
+
+
+def test_packs_have_the_loss_and_gradients_of_trl(model: Path, sets: dict[Share, Path], tmp_path: Path) -> None:
+    """In float64 they are equal; in float32 no farther from that than TRL is, but for rounding."""
+    words = [sets[Share.prefix], sets[Share.none], model, "sigmoid,ipo,hinge"]
+    try:
+        found = run(STACKS["trl"], "dpo_identity.py", words, tmp_path)
+    except OSError as error:
+        pytest.skip(str(error))
+    print(json.dumps(found))
+    assert found["pairs"] == NUM_PAIRS
+    assert found["tokens"]["shared"] < found["tokens"]["whole"] < found["tokens"]["TRL, padded"]
+    for kind, ways in found["kinds"].items():
+        for way in ("shared", "whole"):
+            _, loss, gradients = ways[f"{way} float64"]
+            assert max(loss, gradients) <= 1e-6, (kind, way)
+            _, loss, gradients = ways[f"{way} float32"]
+            _, theirs, their_gradients = ways["TRL float32"]
+            assert loss <= max(theirs, 1e-6), (kind, way)
+            assert gradients <= max(2 * their_gradients, 2e-6), (kind, way)
+
+
+def trained(words: list[Any], ranks: int, folder: Path, name: str) -> list[tuple[float, list[str]]]:
+    """The loss of each step of the recipe, and the pairs of all its ranks."""
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    recipe = ROOT / "recipes" / "train_preference.py"
+    every = [*launch, recipe, *words, "--num-workers", 0, "--device", "cpu", "--ids", folder / name]
+    done = subprocess.run(
+        [sys.executable, *map(str, every)], cwd=ROOT, capture_output=True, text=True, timeout=900,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    notes = [
+        [json.loads(line) for line in Path(f"{folder / name}.{rank}").read_text().splitlines()] for rank in range(ranks)
+    ]
+    return [
+        (own[0]["loss"], sorted(one for note in own for row in note["ids"] for one in row))
+        for own in zip(*notes, strict=True)
+    ]
+
+
+def test_ranks_with_unequal_pairs_train_alike_and_go_on_on_others(sets: dict[Share, Path], tmp_path: Path) -> None:
+    """One rank with two packs a step, two ranks with one each, and one rank that goes on after two."""
+    folder, reference = sets[Share.prefix], tmp_path / "reference.npz"
+    done = command(ROOT / "recipes" / "reference_logps.py", folder, reference, "--device", "cpu", cwd=ROOT)
+    assert f"{NUM_PAIRS} pairs" in done.stdout, done.stderr
+    words = [folder, reference, "--max-steps", 4]
+    one = trained([*words, "--accumulate", 2], 1, tmp_path, "one")
+    two = trained([*words, "--save", tmp_path / "saved", "--save-every", 2], 2, tmp_path, "two")
+    for step, ((loss, ids), (other, others)) in enumerate(zip(one, two, strict=True), 1):
+        assert ids == others, step
+        assert loss == pytest.approx(other, abs=1e-5), step
+    assert one[0][0] == pytest.approx(0.693147, abs=1e-5)
+    assert one[-1][0] < one[0][0]
+    (tmp_path / "saved" / "step_00000004").rename(tmp_path / "later")
+    again = trained([*words, "--accumulate", 2, "--save", tmp_path / "saved", "--resume"], 1, tmp_path, "again")
+    assert [ids for _, ids in again] == [ids for _, ids in two[2:]]
+    assert [loss for loss, _ in again] == pytest.approx([loss for loss, _ in two[2:]], abs=1e-5)
