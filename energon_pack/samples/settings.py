@@ -1,7 +1,7 @@
 """Settings for reading samples: the part of the config's node `source` that every length depends on."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -145,13 +145,6 @@ class ReadSettings:
         self.has_renames = (self.columns, self.roles) != (Columns(), Roles())
         #: whether the rejected side of a pair is read in the chosen one's place
         self.takes_rejected = False
-
-    @property
-    def of_both_sides(self) -> "tuple[ReadSettings, ReadSettings]":
-        """The settings that read the chosen side of a pair, and those that read the rejected one."""
-        chosen, rejected = (replace(self, take=Take.chosen) for _ in range(2))
-        rejected.takes_rejected = True
-        return chosen, rejected
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """One file of a source, of any kind: its name, its place, and which of its rows are drawn."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -104,7 +104,8 @@ class SourceFile:
         """Parse a sample as `record` does, with the settings of its mixture entry, which override `settings`."""
         reading = self.own.reading or settings
         if reading.take == Take.both:
-            chosen, rejected = reading.of_both_sides
+            chosen, rejected = (replace(reading, take=Take.chosen) for _ in range(2))
+            rejected.takes_rejected = True
             other = self.record(raw, part, has_media, rejected)  # first: it says what is no pair
             record = with_rejected_side(self.record(raw, part, has_media, chosen), other)
         else:

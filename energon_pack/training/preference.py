@@ -1,10 +1,10 @@
 """Preference pairs in batches: which members are a pair, their log-probabilities, and the losses over them.
 
 logits, batch ──member_logps──► log p of each side's answer ──preference_loss──► one number, by pairs
-reference model ──write_reference_logps──► a file ──ReferenceLogps──► `reference_logps` of a batch
+reference model ──write_reference_logps──► a file ──PairKeys──► `reference_logps` of a batch
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, logsigmoid
 
-from energon_pack.training.encoded import BadPack
-from energon_pack.training.layout import IGNORE
+from energon_pack.training.encoded import IGNORE, BadPack
 
 #: the error of an SFT loss, or of a door to one, for a batch of preference pairs
 SFT_REFUSED = (
@@ -37,17 +36,45 @@ class PairKeys:
     """
 
     def __init__(self, made: Mapping[str, Any], layout: str, options: Mapping[str, Any]):
-        file, asked = options.get("reference_logps"), {**options, "layout": layout}
+        self._file, asked = options["reference_logps"], {**options, "layout": layout}
         if not made.get("pairs"):
-            raise ValueError(f"reference_logps={file}: the packs hold no preference pairs: source.take=both packs some")
-        if name := next((name for name, only in _OPTIONS.items() if asked.get(name, only) != only), None):
+            raise ValueError(
+                f"reference_logps={self._file}: the packs hold no preference pairs: source.take=both packs some"
+            )
+        if name := next((name for name, only in _OPTIONS.items() if asked[name] != only), None):
             raise ValueError(f"{name}={asked[name]}: {SFT_REFUSED}")
-        self._reference = None if file is None else ReferenceLogps(file)
+        if self._file is not None:
+            with np.load(self._file, allow_pickle=False) as content:
+                self._members, self._logps = content["members"], content["logps"]
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return the keys; BadPack: a member is no side of a pair, or the file lacks one."""
         keys = {"preference_pairs": pairs_in(batch["sample_ids"])}
-        return keys if self._reference is None else keys | {"reference_logps": self._reference.of_batch(batch)}
+        if self._file is None:
+            return keys
+        names = np.array(_names(batch))
+        places = np.searchsorted(self._members, names) % max(1, len(self._members))
+        if len(missing := names[self._members[places] != names] if len(self._members) else names):
+            why = f"{self._file} has no reference_logps of {missing[0].decode()}"
+            raise BadPack(f"{why}: recipes/reference_logps.py writes them")
+        return {**keys, "reference_logps": torch.from_numpy(self._logps[places])}
+
+
+def write_reference_logps(path: str | PathLike[str], batches: Iterable[tuple[Mapping[str, Any], Tensor]]) -> int:
+    """Write a reference model's `member_logps` of all batches to a file (.npz) that `PackEncoder` reads.
+
+    `batches`: pairs of a batch and its log-probabilities. Returns the number of members.
+    """
+    logps = {name: one for batch, each in batches for name, one in zip(_names(batch), each.tolist(), strict=True)}
+    names = sorted(logps)
+    np.savez(path, members=np.array(names, "S"), logps=np.array([logps[name] for name in names], np.float64))
+    return len(names)
+
+
+def _names(batch: Mapping[str, Any]) -> list[bytes]:
+    """Return for each member of a batch the name of its dataset (the beginning of its pack's key) and its id."""
+    rows = zip(batch["__key__"], batch["sample_ids"], strict=True)
+    return [f"{key.rpartition('_')[0]}/{sample_id}".encode() for key, row in rows for sample_id in row]
 
 
 def pairs_in(sample_ids: Sequence[Sequence[str]]) -> Tensor:
@@ -55,13 +82,12 @@ def pairs_in(sample_ids: Sequence[Sequence[str]]) -> Tensor:
 
     Members are counted from 0 over all rows, in the order of `sample_ids`. Raises BadPack for one without its pair.
     """
-    ids = [sample_id for row in sample_ids for sample_id in row]
     for row in sample_ids:
         for place in range(0, len(row), 2):
             sample = row[place].removesuffix("+chosen")
             if [*row[place : place + 2]] != [f"{sample}+chosen", f"{sample}+rejected"]:
                 raise BadPack(f"{row[place]}: no side of a preference pair with the other side behind it")
-    return torch.arange(len(ids)).view(-1, 2)
+    return torch.arange(sum(map(len, sample_ids))).view(-1, 2)
 
 
 def member_logps(logits: Tensor, batch: Mapping[str, Any]) -> Tensor:
@@ -73,13 +99,21 @@ def member_logps(logits: Tensor, batch: Mapping[str, Any]) -> Tensor:
     Raises:
         ValueError: the batch has no pairs: trained tokens may then belong to several members.
     """
-    labels, number = _labels_and_members(batch)
-    is_trained = labels != IGNORE
-    of_trained = logits[:, :-1][is_trained.to(logits.device)]  # [n, vocabulary]: no copy of all logits
-    wide = of_trained if of_trained.dtype == torch.float64 else of_trained.float()
-    each = -cross_entropy(wide, labels[is_trained].to(logits.device), reduction="none")
-    sums = torch.zeros(_num_members(batch), dtype=torch.float64, device=logits.device)
-    return sums.index_add(0, number[is_trained].to(logits.device), each.double())
+    is_trained, number = _trained_places(batch)
+    kept = logits[:, :-1][is_trained.to(logits.device)]  # [n, vocabulary]: no copy of all logits
+    labels = batch["labels"][:, 1:][is_trained].to(logits.device)
+    each = -cross_entropy(kept if kept.dtype == torch.float64 else kept.float(), labels, reduction="none")
+    sums = torch.zeros(sum(map(len, batch["sample_ids"])), dtype=torch.float64, device=logits.device)
+    return sums.index_add(0, number.to(logits.device), each.double())
+
+
+def _trained_places(batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """Return which places predict a trained token, bool [B, S - 1], and the number of the member of each: [n]."""
+    if "preference_pairs" not in batch:
+        raise ValueError("this batch has no preference pairs: source.take=both packs some")
+    is_trained, of_row = batch["labels"][:, 1:] != IGNORE, batch["doc_ids"][:, 1:].long() - 1
+    before = torch.tensor([0, *map(len, batch["sample_ids"])], device=of_row.device).cumsum(0)[:-1]
+    return is_trained, (of_row + before[:, None])[is_trained]
 
 
 def num_pairs(batch: Mapping[str, Any]) -> Tensor:
@@ -106,81 +140,18 @@ def preference_loss(
         total: `num_pairs` over all batches of one step, accumulated and on all ranks. By default this batch's own.
 
     Raises:
-        ValueError: no such kind; or a β that is not above 0.
+        ValueError: no such kind, or a β that is not above 0.
     """
-    if beta <= 0:
-        raise ValueError(f"beta={beta}: more than 0")
+    losses: dict[str, Callable[[Tensor], Tensor]] = {
+        "sigmoid": lambda margin: -logsigmoid(beta * margin),
+        "hinge": lambda margin: torch.relu(1 - beta * margin),
+        "ipo": lambda margin: (margin - 1 / (2 * beta)) ** 2,
+    }
+    if kind not in losses or beta <= 0:
+        raise ValueError(f"kind={kind}, beta={beta}: a kind is {', '.join(losses)}, and beta is more than 0")
     ratios = policy_logps - reference_logps.to(policy_logps.device)
     if kind == "ipo":
-        labels, number = _labels_and_members(batch)
-        counts = torch.bincount(number[labels != IGNORE], minlength=len(ratios))
-        ratios = ratios / counts.to(ratios.device)
+        ratios = ratios / torch.bincount(_trained_places(batch)[1], minlength=len(ratios)).to(ratios.device)
     chosen, rejected = batch["preference_pairs"].to(ratios.device).T
-    margin = ratios[chosen] - ratios[rejected]
-    if kind == "sigmoid":
-        losses = -logsigmoid(beta * margin)
-    elif kind == "hinge":
-        losses = torch.relu(1 - beta * margin)
-    elif kind == "ipo":
-        losses = (margin - 1 / (2 * beta)) ** 2
-    else:
-        raise ValueError(f"kind={kind}: sigmoid, hinge or ipo")
-    loss: Tensor = losses.sum() / (num_pairs(batch) if total is None else total).to(ratios.device)
-    return loss
-
-
-def _num_members(batch: Mapping[str, Any]) -> int:
-    if "preference_pairs" not in batch:
-        raise ValueError("this batch has no preference pairs: source.take=both packs some")
-    return sum(map(len, batch["sample_ids"]))
-
-
-def _labels_and_members(batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-    """Return for the places that predict a token, [B, S - 1] each: its label, and the number of its member."""
-    num_before = np.cumsum([0, *map(len, batch["sample_ids"])])[:-1]
-    _num_members(batch)
-    labels, of_row = batch["labels"][:, 1:], batch["doc_ids"][:, 1:].long() - 1
-    return labels, of_row + torch.from_numpy(num_before).to(of_row.device)[:, None]
-
-
-# -------------------------------------------------------------------------------------- of a reference model, on disk
-
-
-def write_reference_logps(path: str | PathLike[str], batches: Iterable[tuple[Mapping[str, Any], Tensor]]) -> int:
-    """Write a reference model's `member_logps` of all batches to a file (.npz) that `PackEncoder` reads.
-
-    `batches`: pairs of a batch and its log-probabilities. Returns the number of members.
-    """
-    logps = {
-        key: value for batch, of_batch in batches for key, value in zip(_keys(batch), of_batch.tolist(), strict=True)
-    }
-    keys = sorted(logps)
-    np.savez(path, keys=np.array(keys), logps=np.array([logps[key] for key in keys], np.float64))
-    return len(keys)
-
-
-def _keys(batch: Mapping[str, Any]) -> list[bytes]:
-    """Return for each member of a batch the name of its dataset (the beginning of its pack's key) and its id."""
-    rows = zip(batch["__key__"], batch["sample_ids"], strict=True)
-    return [f"{key.rpartition('_')[0]}/{sample_id}".encode() for key, row in rows for sample_id in row]
-
-
-class ReferenceLogps:
-    """The log-probabilities that a reference model gives to members, from a file of `write_reference_logps`."""
-
-    def __init__(self, path: str | PathLike[str]):
-        self._path = path
-        with np.load(path, allow_pickle=False) as content:
-            self._keys, self._logps = content["keys"], content["logps"]
-        if not len(self._keys):
-            raise ValueError(f"{path} holds no reference_logps: recipes/reference_logps.py writes them")
-
-    def of_batch(self, batch: Mapping[str, Any]) -> Tensor:
-        """Return those of a batch's members, float64 [members]; BadPack: the file has none of a member."""
-        wanted = np.array(_keys(batch))
-        places = np.searchsorted(self._keys, wanted).clip(max=len(self._keys) - 1)
-        is_there = self._keys[places] == wanted
-        if not is_there.all():
-            missing = wanted[int(np.argmin(is_there))].decode()
-            raise BadPack(f"{self._path} has no reference_logps of {missing}: recipes/reference_logps.py writes them")
-        return torch.from_numpy(self._logps[places])
+    loss: Tensor = losses[kind](ratios[chosen] - ratios[rejected]).sum()
+    return loss / (num_pairs(batch) if total is None else total).to(ratios.device)
