@@ -21,20 +21,22 @@ from energon_pack.plan import caps
 from energon_pack.plan.expand import cuts_of
 from energon_pack.plan.note_counts import NOTES
 from energon_pack.report.data_rules import NOTE_REMARKS
-from energon_pack.report.views.screens import print_commands, print_sample
+from energon_pack.report.views.screens import member_blocks, print_blocks, print_commands, print_heading, print_sample
 from energon_pack.report.views.spans import vocabulary_of, with_tokens
 from energon_pack.report.views.view import Medium, MemberView, turns_of
 from energon_pack.run.console import say
 from energon_pack.samples.conversation import ReadSample
+from energon_pack.samples.cut import member_id
 from energon_pack.samples.keys import similar_key_hint
 from energon_pack.samples.media.kinds import KINDS
+from energon_pack.samples.pairs import sides_of_pair
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.sample import media_type
 from energon_pack.samples.skip import NOTHING_TRAINED_DETAIL, Reason, Skip
 from energon_pack.sources.find import Source
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
-from energon_pack.sources.sample import read_again, read_sample
+from energon_pack.sources.sample import cut_part, read_again, read_sample
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.source_path import find_source, source_line
 from energon_pack.sources.wds import damage_of, dotted_keys_error, index_metadata
@@ -53,6 +55,7 @@ class ShownSample:
     view: MemberView
     raw: str  # its JSON or text, long strings shortened
     remarks: list[str] = field(default_factory=list)  # notes to print
+    rejected: MemberView | None = None  # of a preference pair, its rejected side; `view` is the chosen one
 
 
 def show_sample(options: argparse.Namespace) -> int:
@@ -80,6 +83,7 @@ def show_sample(options: argparse.Namespace) -> int:
     say(f"read as: {source_line(source)}")
     remarks += [missing] if missing else []
     print_sample(looked.view, where, looked.raw, remarks, options.full)
+    print_rejected(looked, None)
     words = " ".join(map(shlex.quote, ["--source", options.source, *overrides]))
     following = number + 1 if options.random is None else "--random"
     print_commands(f"python -m energon_pack.inspect {words} {following}", ["an id", "--random"])
@@ -112,7 +116,9 @@ def look_at_sample(
     except Skip as skip:
         view = MemberView(sample_id, skip.media_type or "unknown", None, None, None, refused=str(skip))
         return ShownSample(view, _short_json(raw, most=None))
-    view = sample_view(sample, sample_id, template)
+    cuts = sides_of_pair(sample.messages, sample.kinds) if sample.rejected else []
+    sides = [sample_view(cut_part(sample, cut), member_id(sample_id, cut.part), template) for cut in cuts]
+    view, *rejected = sides or [sample_view(sample, sample_id, template)]
     remarks = [
         f"{noted.replace('_', ' ')}: {why} ({knob})"
         for noted, (_, why, knob) in NOTE_REMARKS.items()
@@ -126,7 +132,14 @@ def look_at_sample(
     if template is not None and view.refused is None:
         refused, more = _packing_verdict(config, row, sample)
         view, remarks = replace(view, refused=refused), remarks + more
-    return ShownSample(view, _short_json(raw), remarks)
+    return ShownSample(view, _short_json(raw), remarks, *rejected)
+
+
+def print_rejected(looked: ShownSample, most: int | None) -> None:
+    """Print the rejected side of a preference pair; `most`: characters of its text, None: all."""
+    if looked.rejected is not None:
+        print_heading(looked.rejected.sample_id)
+        print_blocks(member_blocks(looked.rejected), most)
 
 
 def _packing_verdict(config: PackConfig, row: LengthsRow, sample: ReadSample) -> tuple[str | None, list[str]]:

@@ -28,7 +28,7 @@ from energon_pack.inspect.losses import (
     settings_that_allow_losses,
     why_not_published,
 )
-from energon_pack.inspect.source import look_at_sample
+from energon_pack.inspect.source import look_at_sample, print_rejected
 from energon_pack.lengths.index import every_nth_sample
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.pack_lengths import Choice, Choices, try_lengths
@@ -226,6 +226,7 @@ def _show_samples(config: PackConfig, lengths: Lengths, template: Template, most
             print_heading(f"{looked.view.sample_id}  ({kind})")
             print_blocks(Sentence(remark, "bad") for remark in looked.remarks)
             print_blocks(member_blocks(looked.view), most)
+            print_rejected(looked, most)
 
 
 def _samples_to_show(lengths: Lengths) -> dict[int, str]:

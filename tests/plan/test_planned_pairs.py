@@ -27,6 +27,7 @@ from energon_pack.steps.topology import Topology
 from energon_pack.verify import Options, verify
 from support.packed import demo_config, json_lines, packed
 from support.pairs import sides_in_packs, write_pairs
+from support.running import command_here
 
 Make = Callable[..., PackConfig]
 SIDES = ("chosen", "rejected")
@@ -138,3 +139,14 @@ def test_packs_made_while_training_take_no_pairs(demo: tuple[Path, Path], tmp_pa
     ):
         with pytest.raises(PackError, match=r"source\.take=both is for packs on disk"):
             kind(words)
+
+
+def test_both_sides_of_a_pair_are_shown(demo: tuple[Path, Path], tmp_path: Path) -> None:
+    """As they are trained: an earlier answer, and a question, are not."""
+    source = write_pairs(tmp_path, 2, with_media=False)
+    words = ["--source", source, "+model=qwen2_5_vl", f"model.processor={demo[1]}", "source.take=both", "1"]
+    shown = command_here("energon_pack.inspect", *words, cwd=tmp_path).stdout
+    for side, word in (("chosen", "good"), ("rejected", "bad")):
+        _, _, of_side = shown.partition(f"pairs.jsonl:2+{side}")
+        assert word in of_side
+    assert "«It is near." not in shown
