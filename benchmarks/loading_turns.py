@@ -1,0 +1,199 @@
+"""What loading costs, beside another checkout: `python benchmarks/loading_turns.py BEFORE_TREE [--only image text]`.
+
+    git worktree add /tmp/before REV
+
+240 JPEGs of 560 × 426 pixels with short questions and answers, packs of 20; texts in packs of 8,192 tokens; both mixed;
+clips. Processors and clips are those of ../shared/real. The other checkout packs; both load the same packs by torch's
+DataLoader, by turns: CPU ms of the process and its workers, without their start. `--memory` shows peaks instead: PSS of
+all processes and /dev/shm, while batches go and while all are kept.
+"""
+
+import argparse
+import io
+import json
+import os
+import random
+import subprocess
+import sys
+import tarfile
+import tempfile
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import psutil
+from PIL import Image
+from whole import WORDS, add_sample
+
+HERE = Path(__file__).resolve().parents[1]
+REAL = HERE.parent / "shared" / "real"
+#: of each case: the model, its processor's folder, the source, settings, workers
+CASES: dict[str, tuple[str, str, str, list[str], int]] = {
+    "image": ("qwen2_5_vl", "qwen2_5_vl", "images", ["packing.max_members=20"], 1),
+    "image, in process": ("qwen2_5_vl", "qwen2_5_vl", "images", ["packing.max_members=20"], 0),
+    "tiles InternVL3": ("internvl3", "internvl3_hf", "images", ["packing.max_members=20"], 1),
+    "tiles LLaVA-OneVision": ("llava_onevision", "llava_onevision_qwen2_hf", "images", ["packing.max_members=20"], 1),
+    "clips": ("qwen2_5_vl", "qwen2_5_vl", str(REAL / "wds/video_demo"), ["media=uniform"], 1),
+    "text, in process": ("qwen2_5_vl", "qwen2_5_vl", "texts", [], 0),
+    "mixed, in process": ("qwen2_5_vl", "qwen2_5_vl", "[images,texts]", ["packing.group_by=none"], 0),
+}
+
+
+def make_images(folder: Path, number: int = 240) -> None:
+    drawn, noise = random.Random(0), np.random.default_rng(0)
+    folder.mkdir()
+    with tarfile.open(folder / "0.tar", "w") as tar:
+        for index in range(number):
+            small = Image.fromarray(noise.integers(0, 255, (107, 140, 3), np.uint8))
+            small.resize((560, 426), Image.Resampling.BICUBIC).save(file := io.BytesIO(), "JPEG", quality=88)
+            answer = " ".join(drawn.choices(WORDS, k=drawn.randint(5, 30)))
+            turns = [{"role": "user", "content": "<image>What is this?"}, {"role": "assistant", "content": answer}]
+            files = {"json": json.dumps({"messages": turns}).encode(), "jpg": file.getvalue()}
+            add_sample(tar, f"{index:06}", files)
+
+
+def make_texts(folder: Path, number: int = 2_690) -> None:
+    drawn = random.Random(0)
+    folder.mkdir()
+    with tarfile.open(folder / "0.tar", "w") as tar:
+        for index in range(number):
+            words = [" ".join(drawn.choices(WORDS, k=drawn.randint(*most))) for most in ((5, 60), (20, 400))]
+            turns = [{"role": "user", "content": words[0]}, {"role": "assistant", "content": words[1]}]
+            add_sample(tar, f"{index:06}", {"json": json.dumps({"messages": turns}).encode()})
+
+
+def pack(tree: Path, folder: Path, case: str) -> None:
+    model, processor, source, settings, _ = CASES[case]
+    command = [
+        sys.executable,
+        "-m",
+        "energon_pack",
+        f"+model={model}",
+        f"model.processor={REAL}/processors/{processor}",
+    ]
+    command += [f"source.path={source}", "output.dir=packs", f"output.name={_name(case)}", "executor.num_workers=1"]
+    command += [
+        f"model.processor={REAL}/processors/{processor}",
+        "measure.verify=0",
+        "max_skipped=1",
+        "packing.max_dropped_tokens=1",
+        *settings,
+    ]
+    done = subprocess.run(command, cwd=folder, env=_environment(tree), capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{case}: {done.stderr[-600:]}")
+
+
+def _name(case: str) -> str:
+    return case.replace(" ", "_").replace(",", "")
+
+
+def _environment(tree: Path) -> dict[str, str]:
+    extra = {"PYTHONPATH": str(tree), "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+    return {**os.environ, **extra}
+
+
+def load(tree: Path, folder: Path, case: str, memory: str = "") -> list[float]:
+    """Return CPU ms a unit and the number of units; with `memory`, the peaks of PSS and of /dev/shm in MB."""
+    command = [sys.executable, __file__, str(tree), "--once", case, "--memory", memory]
+    done = subprocess.run(command, cwd=folder, env=_environment(tree), capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{tree}: {case}: {done.stderr[-900:]}")
+    figures: list[float] = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+def load_once(case: str, memory: str) -> list[float]:
+    import torch
+    from torch.utils.data import DataLoader
+
+    from energon_pack import PackedDataset
+
+    torch.set_num_threads(1)
+    _, processor, *_, num_workers = CASES[case]
+    packs = PackedDataset(Path("packs") / _name(case), f"{REAL}/processors/{processor}")
+    loader = DataLoader(
+        packs, batch_size=1, collate_fn=packs.collate, num_workers=num_workers, persistent_workers=num_workers > 0
+    )
+    if memory:
+        return _peaks(loader, memory == "kept")
+    units = sum(_units(batch, case) for batch in loader)
+    num_epochs, before = (3, _cpu_seconds()) if "text" not in case else (6, _cpu_seconds())
+    for _ in range(num_epochs):
+        for _ in loader:
+            pass
+    return [1e3 * (_cpu_seconds() - before) / units / num_epochs, units]
+
+
+def _units(batch: dict[str, object], case: str) -> int:
+    """Images of a batch, or 1 where packs are counted."""
+    if "text" in case or "mixed" in case or "clips" in case:
+        return 1
+    return len(batch["sample_ids"][0])  # type: ignore[index]
+
+
+def _cpu_seconds() -> float:
+    process = psutil.Process()
+    return sum(sum(one.cpu_times()[:2]) for one in (process, *process.children(recursive=True)))
+
+
+def _peaks(loader: "Iterable[object]", keeps: bool) -> list[float]:
+    most, ended = [0.0, 0.0], threading.Event()
+
+    def watch() -> None:
+        process = psutil.Process()
+        while not ended.wait(0.1):
+            every = (process, *process.children(recursive=True))
+            most[0] = max(most[0], sum(one.memory_full_info().pss for one in every) / 1e6)
+            most[1] = max(most[1], psutil.disk_usage("/dev/shm").used / 1e6)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    kept = []
+    for _ in range(1 if keeps else 3):
+        for batch in loader:
+            kept.append(batch if keeps else None)
+    ended.set()
+    watcher.join()
+    return most
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("before", type=Path, help="another checkout")
+    parser.add_argument("--only", nargs="+", default=[], help="only cases that begin with one of these words")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--memory", nargs="?", const="gone", default="", help="peaks of memory")
+    parser.add_argument("--once", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.once:
+        print(json.dumps(load_once(arguments.once, arguments.memory)))
+        return
+    trees = {"before": arguments.before.resolve(), "now": HERE}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        make_images(folder / "images")
+        make_texts(folder / "texts")
+        print("| case | before | now | × of the best |\n|---|---|---|---|")
+        for case in CASES:
+            if arguments.only and not case.startswith(tuple(arguments.only)):
+                continue
+            pack(trees["before"], folder, case)
+            if arguments.memory:
+                for kept in ("gone", "kept"):
+                    cells = [
+                        " · ".join(f"{mb:,.0f}" for mb in load(tree, folder, case, kept)) for tree in trees.values()
+                    ]
+                    print(f"| {case}, batches {kept}: PSS · shm, MB | {' | '.join(cells)} | |", flush=True)
+                continue
+            found: dict[str, list[float]] = {name: [] for name in trees}
+            for _ in range(arguments.rounds):
+                for name, tree in trees.items():
+                    found[name].append(load(tree, folder, case)[0])
+            cells = [" · ".join(f"{ms:.2f}" for ms in figures) for figures in found.values()]
+            print(f"| {case}, ms | {' | '.join(cells)} | {min(found['now']) / min(found['before']):.2f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
