@@ -15,7 +15,15 @@ import torch
 from packed_data import parts
 from train_tiny import tiny_model
 
-from energon_pack import PackedBatch, PackedDataset, guard, member_logps, use_tree_attention, write_reference_logps
+from energon_pack import (
+    PackedBatch,
+    PackedDataset,
+    guard,
+    member_logps,
+    prepare_torchvision,
+    use_tree_attention,
+    write_reference_logps,
+)
 
 
 def main() -> None:
@@ -29,6 +37,7 @@ def main() -> None:
     splits = {split: PackedDataset(arguments.dataset, split=split) for split in sorted(parts(arguments.dataset))}
     encoder = next(iter(splits.values())).encoder
     if arguments.model:
+        prepare_torchvision()
         from transformers import AutoModelForMultimodalLM
 
         model = AutoModelForMultimodalLM.from_pretrained(arguments.model)

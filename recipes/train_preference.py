@@ -33,6 +33,7 @@ from energon_pack import (
     member_logps,
     num_pairs,
     preference_loss,
+    prepare_torchvision,
     touch_vision,
     use_tree_attention,
 )
@@ -84,6 +85,7 @@ def train(arguments: argparse.Namespace) -> None:
         torch.cuda.set_device(device)
     encoder = PackedTaskEncoder(arguments.dataset, dummy_image=True, reference_logps=str(arguments.reference))
     if arguments.model:
+        prepare_torchvision()
         from transformers import AutoModelForMultimodalLM
 
         model = AutoModelForMultimodalLM.from_pretrained(arguments.model)

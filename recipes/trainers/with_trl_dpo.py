@@ -23,6 +23,9 @@ class PackedDPOTrainer(DPOTrainer):
     def _prepare_dataset(self, dataset: Any, *_: Any, **__: Any) -> Any:
         return dataset  # rows name packs: there is nothing to tokenise in them
 
+    def _precompute_ref_logps(self, dataset: Any, *_: Any) -> Any:
+        return dataset  # the batches have them, so that no reference model is in memory
+
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
         """Return the batches of a step, and the number of their pairs on all ranks."""
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
@@ -46,7 +49,7 @@ def main() -> None:
     parser = HfArgumentParser(DPOConfig)
     parser.set_defaults(remove_unused_columns=False)  # the columns name packs
     parser.set_defaults(train_sampling_strategy="sequential", per_device_train_batch_size=1)  # even steps
-    parser.set_defaults(precompute_ref_log_probs=False, ddp_find_unused_parameters=True, gradient_checkpointing=False)
+    parser.set_defaults(precompute_ref_log_probs=True, ddp_find_unused_parameters=True, gradient_checkpointing=False)
     (args,) = parser.parse_args_into_dataclasses(sys.argv[4:])
     config = AutoConfig.from_pretrained(name)
     kind = AutoModelForMultimodalLM if hasattr(config, "vision_config") else AutoModelForCausalLM
@@ -56,8 +59,7 @@ def main() -> None:
     guard(model, packs.encoder)
     trainer = PackedDPOTrainer(
         model,
-        torch.nn.Identity(),  # the reference model: its values are in the batches
-        args,
+        args=args,
         train_dataset=packs.as_dataset(micro_batches=args.gradient_accumulation_steps),
         data_collator=packs.pair_collator(),
         processing_class=AutoTokenizer.from_pretrained(name),

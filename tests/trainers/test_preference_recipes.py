@@ -69,7 +69,7 @@ def trained(words: list[Any], ranks: int, folder: Path, name: str) -> list[tuple
     """The loss of each step of the recipe, and the pairs of all its ranks."""
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     recipe = ROOT / "recipes" / "train_preference.py"
-    every = [*launch, recipe, *words, "--num-workers", 0, "--device", "cpu", "--ids", folder / name]
+    every = [*launch, recipe, *words, "--num-workers", 0, "--ids", folder / name]
     done = subprocess.run(
         [sys.executable, *map(str, every)], cwd=ROOT, capture_output=True, text=True, timeout=900,
     )  # fmt: skip
@@ -83,12 +83,15 @@ def trained(words: list[Any], ranks: int, folder: Path, name: str) -> list[tuple
     ]
 
 
-def test_ranks_with_unequal_pairs_train_alike_and_go_on_on_others(sets: dict[Share, Path], tmp_path: Path) -> None:
+def test_ranks_with_unequal_pairs_train_alike_and_go_on_on_others(
+    model: Path, sets: dict[Share, Path], tmp_path: Path
+) -> None:
     """One rank with two packs a step, two ranks with one each, and one rank that goes on after two."""
     folder, reference = sets[Share.prefix], tmp_path / "reference.npz"
-    done = command(ROOT / "recipes" / "reference_logps.py", folder, reference, "--device", "cpu", cwd=ROOT)
+    own: list[str | Path] = ["--model", model, "--device", "cpu"]
+    done = command(ROOT / "recipes" / "reference_logps.py", folder, reference, *own, cwd=ROOT)
     assert f"{NUM_PAIRS} pairs" in done.stdout, done.stderr
-    words = [folder, reference, "--max-steps", 4]
+    words = [folder, reference, *own, "--lr", 2e-3, "--max-steps", 4]
     one = trained([*words, "--accumulate", 2], 1, tmp_path, "one")
     two = trained([*words, "--save", tmp_path / "saved", "--save-every", 2], 2, tmp_path, "two")
     for step, ((loss, ids), (other, others)) in enumerate(zip(one, two, strict=True), 1):
@@ -100,3 +103,21 @@ def test_ranks_with_unequal_pairs_train_alike_and_go_on_on_others(sets: dict[Sha
     again = trained([*words, "--accumulate", 2, "--save", tmp_path / "saved", "--resume"], 1, tmp_path, "again")
     assert [ids for _, ids in again] == [ids for _, ids in two[2:]]
     assert [loss for loss, _ in again] == pytest.approx([loss for loss, _ in two[2:]], abs=1e-5)
+
+
+def test_a_trainer_of_trl_trains_on_packs(model: Path, sets: dict[Share, Path], tmp_path: Path) -> None:
+    """Its first step has the loss of a policy that is the reference, over all pairs of the step: log 2."""
+    folder, reference = sets[Share.prefix], tmp_path / "reference.npz"
+    words: list[str | Path] = [folder, reference, "--model", model, "--device", "cpu"]
+    done = command(ROOT / "recipes" / "reference_logps.py", *words, cwd=tmp_path)
+    assert f"{NUM_PAIRS} pairs" in done.stdout, done.stderr
+    own: list[Any] = [ROOT / "recipes" / "trainers" / "with_trl_dpo.py", folder, model, reference]
+    own += ["--gradient_accumulation_steps", 2, "--use_cpu", "true", "--bf16", "false", "--report_to", "none"]
+    own += ["--logging_steps", 1, "--learning_rate", 2e-3, "--lr_scheduler_type", "constant"]
+    try:
+        losses = run(STACKS["trl"], "dpo_recipe.py", own, tmp_path)
+    except OSError as error:
+        pytest.skip(str(error))
+    print(losses)
+    assert losses[0] == pytest.approx(0.693147, abs=1e-4)
+    assert losses[-1] < losses[0]

@@ -132,7 +132,8 @@ def largest(gradients: list[torch.Tensor], others: list[torch.Tensor] | None = N
 def main() -> None:
     out, shared, whole, name, kinds = sys.argv[1:6]
     torch.set_num_threads(1)
-    packs = {"shared": PackedDataset(shared, name), "whole": PackedDataset(whole, name)}
+    datasets = {"shared": shared, "whole": whole}
+    packs = {key: PackedDataset(path, name, attention_mask="positions") for key, path in datasets.items()}
     members = {}
     for number in range(len(packs["whole"])):
         for member in packs["whole"].members(0, number):
