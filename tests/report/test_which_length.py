@@ -96,7 +96,7 @@ def test_an_estimate_counts_packs_and_does_not_make_them_even(num_samples: int, 
         dict.fromkeys(caps.COLUMNS, zeros) | {"token_len": zeros + 7},
         zeros.astype(np.int8), zeros, zeros, zeros.astype(np.int8), zeros + 1,
     )  # fmt: skip
-    lengths = cast(Lengths, SimpleNamespace(items=items, seed=0))
+    lengths = cast(Lengths, SimpleNamespace(items=items, seed=0, has_pairs=False))
     tried, packing, *_ = try_job_of(lengths, PackingConfig(max_token_len=64), [128])
     assert (len(tried), packing.algorithm) == (2_000, algorithm)
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -122,7 +123,7 @@ def test_packs_have_the_loss_and_gradients_of_pairs_alone(
     batches = [packs.collate([packs[n] for n in range(start, len(packs))[:2]]) for start in starts]
     total = torch.stack([num_pairs(batch) for batch in batches]).sum()
     assert total == NUM_PAIRS
-    logps = [of_both(policy, reference, lambda model, b=batch: logps_of_batch(model, b)) for batch in batches]
+    logps = [of_both(policy, reference, partial(logps_of_batch, batch)) for batch in batches]
     encoder = PackedTaskEncoder(folders[Share.none], str(demo[1]))
     ids = [sample_id for batch in batches for row in batch["sample_ids"] for sample_id in row]
     members = members_of(folders[Share.none], encoder, ids)
@@ -131,7 +132,7 @@ def test_packs_have_the_loss_and_gradients_of_pairs_alone(
     parameters = [*policy.parameters()]
     for kind in KINDS:
         parts = [preference_loss(*both, batch, 0.1, kind, total) for both, batch in zip(logps, batches, strict=True)]
-        loss, expected = sum(parts), plain_loss(alone[0] - alone[1], counts, kind)
+        loss, expected = torch.stack(parts).sum(), plain_loss(alone[0] - alone[1], counts, kind)
         assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-7)
         ours, theirs = (torch.autograd.grad(value, parameters, retain_graph=True) for value in (loss, expected))
         largest = max(float(gradient.abs().max()) for gradient in theirs)
@@ -144,7 +145,7 @@ def of_both(policy: Any, reference: Any, logps: Callable[[Any], Any]) -> tuple[t
     return logps(policy), before
 
 
-def logps_of_batch(model: Any, batch: Any) -> torch.Tensor:
+def logps_of_batch(batch: Any, model: Any) -> torch.Tensor:
     return member_logps(model(**wide(batch.model_inputs(model))).logits, batch)
 
 
@@ -220,7 +221,10 @@ def test_packs_of_pairs_are_no_source_and_blend_with_no_other_packs(
 ) -> None:
     with pytest.raises(PackError, match="holds preference pairs, no single samples"):
         pack(demo_config(demo, cache, tmp_path, folders[Share.none]))
-    manifests = {"pairs": read_manifest(folders[Share.none]), "sft": read_manifest(demo_folder)}
+    manifests: dict[str | Path, dict[str, Any]] = {
+        "pairs": read_manifest(folders[Share.none]),
+        "sft": read_manifest(demo_folder),
+    }
     manifests["sft"] |= {name: manifests["pairs"][name] for name in ("fingerprint", "mask", "layout")}
     with pytest.raises(PackError, match="different settings: the pairs True, and the pairs None"):
         refuse_other_manifests(manifests)
