@@ -111,6 +111,7 @@ def test_columns_are_those_of_the_dialects(tmp_path: Path) -> None:
         "file_name,text\na.png,A cat.\n": ["<image>", "A cat."],
         "image_file_name,question,answer\na.png,q,a\n": ["<image>q", "a"],
         "image,caption\na.png,A cat.\n": ["<image>", "A cat."],
+        "image,file_name,text\n,a.png,A cat.\n": ["<image>", "A cat."],
         ",question,answer\n0,q,a\n": ["q", "a"],  # the index of pandas
         "question,answer,,\nq,a,,\n": ["q", "a"],  # empty columns of a spreadsheet
     }

@@ -79,6 +79,15 @@ def test_paths_and_nulls(tmp_path: Path) -> None:
     assert (len(sample[0]), sample[1]) == (2, [WIDE])
 
 
+def test_texts_and_lists_of_other_writers(tmp_path: Path) -> None:
+    """DuckDB writes JSON as a type of its own: it was read as bytes. Of a list view, one image a row was left."""
+    turns = json.dumps([{"role": "user", "content": "?"}, {"role": "assistant", "content": "a"}])
+    images = pa.array([[{"bytes": PNG, "path": None}, {"bytes": WIDE, "path": None}], []], pa.list_view(IMAGE))
+    table = pa.table({"messages": pa.array([turns] * 2, pa.json_()), "images": images})
+    found = read(write_parquet(tmp_path / "a.parquet", table))
+    assert found == {"0": (["<image><image>?", "a"], [PNG, WIDE]), "1": (["?", "a"], [])}
+
+
 def test_bad_rows_cost_themselves(tmp_path: Path) -> None:
     """No image in the cell, an image cut in base64, no text."""
     table = pa.table({"image": pa.array([b"no image", b"", PNG]), "question": ["?"] * 3, "answer": ["a", "b", None]})
