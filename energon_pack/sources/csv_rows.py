@@ -10,7 +10,7 @@ import csv
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -49,6 +49,8 @@ class Records:
         self.is_open = False
         #: offset of the first NUL byte
         self.nul: int | None = None
+        #: offsets of quotes that end a cell, and that text follows
+        self.wrong_ends: list[int] = []
         self._last = -2  # offset of the last quote that opened or closed a cell
         self._before = _LF  # the byte before the next block
 
@@ -85,16 +87,27 @@ class Records:
         """Return the offsets in a block of the quotes that open or close a cell; a doubled quote closes and opens."""
         quotes = np.flatnonzero(block == _QUOTE)
         if not len(quotes):
+            self._note_wrong_ends(quotes, block, base)
             return quotes
         may_open = self._begins_cell[np.where(quotes > 0, block[quotes - 1], self._before)]
         is_doubled = np.diff(quotes, prepend=self._last - base) == 1
         is_closing = (np.arange(len(quotes)) + self.is_open) % 2 == 1
         if not np.all(is_closing | may_open | is_doubled):  # some are text
             quotes = np.array([*self._quotes_one_by_one(quotes, may_open, self._last - base)], np.int64)
+        self._note_wrong_ends(quotes, block, base)
         if len(quotes):
             self._last = base + int(quotes[-1])
             self.is_open ^= len(quotes) % 2 == 1
         return quotes
+
+    def _note_wrong_ends(self, quotes: np.ndarray, block: np.ndarray, base: int) -> None:
+        """Note the quotes that close a cell, as far as the byte behind them is in the block."""
+        ends = quotes[int(not self.is_open) :: 2]
+        if not self.is_open and self._last == base - 1:
+            ends = np.append(-1, ends)
+        ends = ends[ends + 1 < len(block)]
+        behind = block[ends + 1]
+        self.wrong_ends += (base + ends[~self._begins_cell[behind] & (behind != _QUOTE)]).tolist()
 
     def _quotes_one_by_one(self, quotes: np.ndarray, may_open: np.ndarray, last: int) -> Iterator[int]:
         is_open = self.is_open
@@ -210,9 +223,10 @@ def index_csv(path: str) -> pa.Table:
         records = Records(file, table.start, table.delimiter)
         offsets, sizes = _all_places(records)
         bad = _why_cut(file, table, records, offsets, sizes)
+        lost = [*_lost_lines(file, records.wrong_ends, offsets, sizes)]
     if not table.columns:
         offsets, sizes, bad = np.array([0]), np.array([file.size]), ["it is empty"]
-    damage = [] if records.nul is None else [(records.nul, NUL_DAMAGE)]
+    damage = lost if records.nul is None else [*lost, (records.nul, NUL_DAMAGE)]
     damage += [(int(offsets[-1]), detail) for detail in bad]
     return index_table(np.arange(len(offsets)), offsets, sizes, digest, bad, damage)
 
@@ -226,6 +240,18 @@ def _why_cut(file: File, table: CsvTable, records: Records, offsets: np.ndarray,
     cells = file.read(int(offsets[-1]), int(sizes[-1])).decode(errors="replace").count(table.delimiter) + 1
     few = cells < len(table.columns)
     return [f"it breaks off within record {len(offsets) - 1}, at byte {end:,}: {cells} cells"] if few else []
+
+
+def _lost_lines(
+    file: File, wrong_ends: Sequence[int], offsets: np.ndarray, sizes: np.ndarray
+) -> Iterator[tuple[int, str]]:
+    """Yield the damage of each record of several lines with a quote that ends a cell, and that text follows."""
+    numbers = np.searchsorted(offsets, np.array(wrong_ends, np.int64), "right") - 1
+    for number in np.unique(numbers).tolist():
+        offset, size = int(offsets[number]), int(sizes[number])
+        lines = len(file.read(offset, min(size, _MAX_ROW_BYTES)).splitlines())
+        if lines > 1:
+            yield offset, f"record {number} takes {lines:,} lines, for a quote in it has no end or is not doubled"
 
 
 def first_csv_rows(path: str, number: int) -> list[tuple[int, int]]:

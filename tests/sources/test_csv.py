@@ -206,6 +206,19 @@ def test_a_list_of_images_in_base64_is_one_cell(tmp_path: Path, written: Callabl
         csv_rows.open_cell(str(tmp_path / "a.tsv"), "0/image/2")
 
 
+@pytest.mark.parametrize("block_bytes", [1, 4, 7, 1 << 20])
+def test_a_quote_without_an_end_is_damage_wherever_it_stands(
+    block_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took all rows up to the next quote into one cell, and the ledger had one line for all of them."""
+    monkeypatch.setattr(csv_rows, "_BLOCK_BYTES", block_bytes)
+    rows = ["question,answer", '"q, or ""r""?\nNo.",a', '"q" x,a', '"lost,a', *["q,a"] * 5, '"q, or r?",a', "q,a", ""]
+    with pytest.raises(PackError, match="record 2 takes 7 lines, for a quote in it has no end or is not doubled at"):
+        read_text(tmp_path / "a.csv", "\n".join(rows))
+    found = read_text(tmp_path / "a.csv", "\n".join(rows[:3]))
+    assert (found["0"], str(found["1"])[:12]) == ((['q, or "r"?\nNo.', "a"], []), "invalid_json")
+
+
 def test_a_huge_cell_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cell of 2 GB took the memory of the whole run."""
     monkeypatch.setattr(csv_rows, "_MAX_ROW_BYTES", 1000)
