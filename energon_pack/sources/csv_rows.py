@@ -188,8 +188,9 @@ def _read_table(path: str, file: File) -> CsvTable:
     if not columns or twice is not None or "" in columns[1:]:  # the index of pandas comes first, and has no name
         why = f"has the name {twice!r} twice" if twice else "has a column without a name"
         raise PackError(
-            f"{path}: its first line, which names the columns, {why}: {', '.join(columns)[:200]!r}: put a line as"
-            " image,question,answer before it; source.columns.* takes other names"
+            f"{path}: its first line, which names the columns, {why}: {', '.join(columns)[:200]!r}: name each"
+            " column once, as image,question,answer, in a line before it if it is a row, else in its place;"
+            " source.columns.* takes other names"
         )
     return CsvTable(name, delimiter, columns, end)
 

@@ -162,7 +162,8 @@ def test_a_cut_table_is_damaged(text: bytes, said: str, tmp_path: Path) -> None:
     [
         (
             b"q,a,q\n",
-            "has the name 'q' twice: 'q, a, q': put a line as image,question,answer before it; source.columns",
+            "has the name 'q' twice: 'q, a, q': name each column once, as image,question,answer, in a line before it if"
+            " it is a row, else in its place; source.columns.* takes other names",
         ),
         (b"q,,a\n", "has a column without a name: 'q, , a'"),
         (b",,\n1,2,3\n", "has a column without a name"),

@@ -156,6 +156,18 @@ def test_bytes_are_no_text(tmp_path: Path) -> None:
     assert read_as_text == (["a.jsonl::x?", "b"], [])
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "csv"])
+def test_base64_in_a_text_that_is_json_is_named(kind: str, tmp_path: Path) -> None:
+    """The advice was to download it."""
+    url = f"data:image/png;base64,{base64.b64encode(IMAGES[0]).decode()}"
+    asked = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}
+    turns = [asked, {"role": "assistant", "content": "a"}]
+    row = {"messages": turns if kind == "csv" else json.dumps(turns)}
+    (why,) = read(write_rows(tmp_path, kind, [row])).values()
+    assert str(why).startswith("unsupported_media: a message lists 'data:image/png;base64,")
+    assert str(why).endswith("`data:TYPE;base64,` is read from a value of its own, not from JSON that stands in a text")
+
+
 def test_a_folder_is_read_in_one_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A CSV beside other samples may be about them: rows would be trained twice. It is named, not silently left out."""
     (tmp_path / "images").mkdir()

@@ -147,6 +147,7 @@ def test_rows_that_two_entries_may_share_are_said(tmp_path: Path, capsys: pytest
     [
         ({"annotation": "gone/a.jsonl"}, r"meta/gone/a\.jsonl, and no .*/gone/a\.jsonl \(.*media_map=\[\"gone=FOLDER"),
         ({}, "annotation: no path"),
+        ({"annotation": ["a.jsonl"]}, r"annotation: no path: \['a\.jsonl'\]"),
         ({"annotation": "a.jsonl", "repeat_time": "often"}, "repeat_time is 'often', not a number from 0"),
         ({"annotation": "a.jsonl", "repeat_time": -1}, "repeat_time is -1, not a number"),
         ({"annotation": "a.jsonl", "max_dynamic_patch": "6"}, "max_dynamic_patch is '6', not a number of tiles"),
