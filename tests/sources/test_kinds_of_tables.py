@@ -145,6 +145,15 @@ def test_documents_without_pictures_are_those_of_jsonl(tmp_path: Path) -> None:
             assert [*read(write_rows(tmp_path, kind, [row])).values()] == [([text], [])], (kind, row)
 
 
+@pytest.mark.parametrize(("role", "text"), [("role", "content"), ("from", "value")])
+def test_an_answer_that_is_null_is_empty(role: str, text: str, tmp_path: Path) -> None:
+    """The conversation was left out, and as lines its other answers are trained."""
+    says = [("user", "?"), ("assistant", None), ("user", "And?"), ("assistant", "a")]
+    row = {"messages": [{role: who, text: what, "weight": None} for who, what in says]}
+    for kind in ("jsonl", "parquet"):
+        assert [*read(write_rows(tmp_path, kind, [row])).values()] == [(["?", "", "And?", "a"], [])], kind
+
+
 def test_bytes_are_no_text(tmp_path: Path) -> None:
     """The name of the cell was trained in place of a text: `a.parquet::0/question`."""
     for answer in (b"bytes", base64.b64encode(IMAGES[0]).decode()):
