@@ -32,6 +32,7 @@ _BLOCK_BYTES = 4 << 20
 _MAX_HEADER_BYTES = 1 << 20
 _MAX_ROW_BYTES = 256 << 20
 _QUOTE, _LF, _CR = b'"\n\r'
+_CR_MARK = "\udc0d"  # no text has it, and to csv.reader it is no end
 _CALLED = {",": ",", ";": ";", "\t": "tab"}  # what may separate cells, and its name
 csv.field_size_limit(max(csv.field_size_limit(), _MAX_ROW_BYTES))  # it is 128 KiB by default
 
@@ -39,12 +40,17 @@ _RecordPlaces = tuple[np.ndarray, np.ndarray]  # offsets and sizes
 
 
 class Records:
-    """The records of a file from `start` on. `delimiters`: the bytes that may separate cells."""
+    """The records of a file from `start` on.
 
-    def __init__(self, file: File, start: int, delimiters: str):
-        self._file, self._start = file, start
+    Args:
+        delimiters: the bytes that may separate cells.
+        ends_by_cr: whether CR without LF ends a record; else it is text, which pandas writes without quotes.
+    """
+
+    def __init__(self, file: File, start: int, delimiters: str, ends_by_cr: bool = True):
+        self._file, self._start, self._ends_by_cr = file, start, ends_by_cr
         self._begins_cell = np.zeros(256, bool)
-        self._begins_cell[[*delimiters.encode(), _LF, _CR]] = True
+        self._begins_cell[[*delimiters.encode(), _LF, *([_CR] if ends_by_cr else ())]] = True
         #: whether the last record ends within quotes
         self.is_open = False
         #: offset of the first NUL byte
@@ -72,16 +78,17 @@ class Records:
         yield _filled(np.array([start]), np.array([self._file.size - start]))
 
     def _ends(self, block: np.ndarray, base: int) -> _RecordPlaces:
-        """Return the places of the ends of lines in a block that are not in quotes: LF, CR, or both."""
+        """Return the places of the ends of records in a block: LF, CR and LF, or CR, outside of quotes."""
         was_open = self.is_open
         quotes = self._quotes(block, base)
         ends = np.flatnonzero((block == _LF) | (block == _CR))
         marks = block[ends]
-        is_pair = (np.diff(ends) == 1) & (marks[:-1] == _CR) & (marks[1:] == _LF)
+        is_pair = np.append((np.diff(ends) == 1) & (marks[:-1] == _CR) & (marks[1:] == _LF), False)[: len(ends)]
         is_end = (np.searchsorted(quotes, ends) + was_open) % 2 == 0
-        is_end[1:] &= ~is_pair
+        is_end[1:] &= ~is_pair[:-1]
+        is_end &= is_pair | (marks == _LF) | self._ends_by_cr
         self._before = int(block[-1])
-        return base + ends[is_end], 1 + np.append(is_pair, False)[: len(ends)][is_end]
+        return base + ends[is_end], 1 + is_pair[is_end]
 
     def _quotes(self, block: np.ndarray, base: int) -> np.ndarray:
         """Return the offsets in a block of the quotes that open or close a cell; a doubled quote closes and opens."""
@@ -107,7 +114,7 @@ class Records:
             ends = np.append(-1, ends)
         ends = ends[ends + 1 < len(block)]
         behind = block[ends + 1]
-        self.wrong_ends += (base + ends[~self._begins_cell[behind] & (behind != _QUOTE)]).tolist()
+        self.wrong_ends += (base + ends[~self._begins_cell[behind] & (behind != _QUOTE) & (behind != _CR)]).tolist()
 
     def _quotes_one_by_one(self, quotes: np.ndarray, may_open: np.ndarray, last: int) -> Iterator[int]:
         is_open = self.is_open
@@ -130,6 +137,12 @@ class CsvTable:
     columns: list[str]
     #: where the record behind the header begins
     start: int
+    #: whether the header ends by CR without LF
+    ends_by_cr: bool = False
+
+    def records(self, file: File) -> Records:
+        """Return the records of the file behind the header."""
+        return Records(file, self.start, self.delimiter, self.ends_by_cr)
 
     def cells(self, raw: bytes) -> dict[str, str | list[str]]:
         """Return the cells of a record that are not empty, by their columns; raises Skip if it is no such record.
@@ -149,8 +162,9 @@ def _split(raw: bytes, delimiter: str) -> list[str]:
     if b"\0" in raw:
         raise Skip(Reason.INVALID_JSON, NUL_DAMAGE)
     try:
-        text = raw.decode()
-        return next(csv.reader([text], delimiter=delimiter, strict=True), [])
+        text = raw.decode().removesuffix("\r")
+        row = next(csv.reader([text.replace("\r", _CR_MARK)], delimiter=delimiter, strict=True), [])
+        return [cell.replace(_CR_MARK, "\r") for cell in row]
     except UnicodeDecodeError as error:
         around = raw[max(0, error.start - 20) : error.start + 9]
         detail = f"byte {raw[error.start]:#04x} is not UTF-8, in {around!r}: iconv -f LATIN1 -t UTF-8 may write it so"
@@ -192,7 +206,7 @@ def _read_table(path: str, file: File) -> CsvTable:
             " column once, as image,question,answer, in a line before it if it is a row, else in its place;"
             " source.columns.* takes other names"
         )
-    return CsvTable(name, delimiter, columns, end)
+    return CsvTable(name, delimiter, columns, end, head[end : end + 1] == b"\r" and head[end + 1 : end + 2] != b"\n")
 
 
 def _all_places(records: Records) -> _RecordPlaces:
@@ -221,7 +235,7 @@ def index_csv(path: str) -> pa.Table:
     with open_uncompressed(path) as file:
         digest = digest_of_rest(as_file(file, _BLOCK_BYTES))
         table = csv_of(path)
-        records = Records(file, table.start, table.delimiter)
+        records = table.records(file)
         offsets, sizes = _all_places(records)
         bad = _why_cut(file, table, records, offsets, sizes)
         lost = [*_lost_lines(file, records.wrong_ends, offsets, sizes)]
@@ -260,7 +274,7 @@ def first_csv_rows(path: str, number: int) -> list[tuple[int, int]]:
     table = csv_of(path)
     with open_uncompressed(path) as file:
         places: list[tuple[int, int]] = []
-        for offsets, sizes in Records(file, table.start, table.delimiter).places():
+        for offsets, sizes in table.records(file).places():
             places += zip(offsets.tolist(), sizes.tolist(), strict=True)
             if len(places) >= number:
                 break
@@ -281,9 +295,7 @@ def open_cell(path: str, key: str) -> File:
     file, table = _open_tables.get(path)
     row, way = row_and_way(key)
     where = (path, file.version)
-    offsets, sizes = _kept_places.get(where) or _kept_places.put(
-        where, _all_places(Records(file, table.start, table.delimiter))
-    )
+    offsets, sizes = _kept_places.get(where) or _kept_places.put(where, _all_places(table.records(file)))
     if row >= len(offsets):
         raise KeyError(key)
     cells = table.cells(file.read(int(offsets[row]), min(int(sizes[row]), _MAX_ROW_BYTES)))

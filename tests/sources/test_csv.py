@@ -207,6 +207,16 @@ def test_a_list_of_images_in_base64_is_one_cell(tmp_path: Path, written: Callabl
         csv_rows.open_cell(str(tmp_path / "a.tsv"), "0/image/2")
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_a_carriage_return_is_text_where_it_ends_no_line(end: str, tmp_path: Path) -> None:
+    """pandas writes it without quotes: the rest of the text became the question of another sample."""
+    cell = "lost?\rfound?" if end != "\r" else '"lost?\rfound?"'
+    rows = ["question,answer", f"{cell},a", 'b,"c\rd"', ""]
+    expected = {"0": (["lost?\rfound?", "a"], []), "1": (["b", "c\rd"], [])}
+    assert read_text(tmp_path / "a.csv", end.join(rows)) == expected
+    assert read_text(tmp_path / "b.csv", "\n".join(rows[:2]) + "\r") == {"0": expected["0"]}
+
+
 @pytest.mark.parametrize("block_bytes", [1, 4, 7, 1 << 20])
 def test_a_quote_without_an_end_is_damage_wherever_it_stands(
     block_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
