@@ -291,7 +291,7 @@ def without_plans(files: Sequence[str]) -> list[str]:
 
 def split_in_path(name: str) -> str | None:
     """Return the split that a path names last, as `train` or `validation`; None: it names none."""
-    named = _SPLIT_NAME.findall(name)
+    named = _SPLIT_NAME.findall(name.lower())
     return _SPLIT_ALIAS.get(named[-1], named[-1]) if named else None
 
 

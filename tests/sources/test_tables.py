@@ -175,6 +175,10 @@ def test_splits_are_told_by_names() -> None:
         files_of_split("/d", hub, None)
     with pytest.raises(PackError, match=r"source\.split=val: /d has train: 2 files"):
         files_of_split("/d", hub, "val")
+    kaggle = ["/d/Train.csv", "/d/Test.csv"]
+    assert files_of_split("/d", kaggle, "train") == kaggle[:1]
+    with pytest.raises(PackError, match="train: 1 file, test: 1 file"):
+        files_of_split("/d", kaggle, None)
     saved = ["/d/validation/data-00000-of-00001.arrow", "/d/train/data-00000-of-00001.arrow"]
     assert files_of_split("/d", saved, "val") == saved[:1]
     assert files_of_split("/train", ["/train/a.parquet"], None) == ["/train/a.parquet"]
