@@ -10,7 +10,7 @@ import csv
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -238,7 +238,7 @@ def index_csv(path: str) -> pa.Table:
         records = table.records(file)
         offsets, sizes = _all_places(records)
         bad = _why_cut(file, table, records, offsets, sizes)
-        lost = [*_lost_lines(file, records.wrong_ends, offsets, sizes)]
+        lost = [*_lost_lines(file, table, records, offsets, sizes)]
     if not table.columns:
         offsets, sizes, bad = np.array([0]), np.array([file.size]), ["it is empty"]
     damage = lost if records.nul is None else [*lost, (records.nul, NUL_DAMAGE)]
@@ -258,15 +258,15 @@ def _why_cut(file: File, table: CsvTable, records: Records, offsets: np.ndarray,
 
 
 def _lost_lines(
-    file: File, wrong_ends: Sequence[int], offsets: np.ndarray, sizes: np.ndarray
+    file: File, table: CsvTable, records: Records, offsets: np.ndarray, sizes: np.ndarray
 ) -> Iterator[tuple[int, str]]:
     """Yield the damage of each record of several lines with a quote that ends a cell, and that text follows."""
-    numbers = np.searchsorted(offsets, np.array(wrong_ends, np.int64), "right") - 1
+    numbers = np.searchsorted(offsets, np.array(records.wrong_ends, np.int64), "right") - 1
     for number in np.unique(numbers).tolist():
         offset, size = int(offsets[number]), int(sizes[number])
-        lines = len(file.read(offset, min(size, _MAX_ROW_BYTES)).splitlines())
-        if lines > 1:
-            yield offset, f"record {number} takes {lines:,} lines, for a quote in it has no end or is not doubled"
+        ends = file.read(offset, min(size, _MAX_ROW_BYTES)).count(b"\r" if table.ends_by_cr else b"\n")
+        if ends:
+            yield offset, f"record {number} takes {ends + 1:,} lines, for a quote in it has no end or is not doubled"
 
 
 def first_csv_rows(path: str, number: int) -> list[tuple[int, int]]:
