@@ -33,6 +33,7 @@ from energon_pack.sources.open_tables import (
     kept_row,
     row_and_way,
 )
+from energon_pack.sources.parquet_pages import plain_type
 from energon_pack.sources.storage import File, FileState, InMemory
 
 _FILE_MAGIC = b"ARROW1\0\0"  # of a file: a stream lies behind it
@@ -249,11 +250,19 @@ def _rows_as_json(table: ArrowTable, key: GroupKey, first: int, number: int) -> 
     """Return the JSON of rows of a batch, with names in place of bytes; raises BoundExceeded."""
     rows, start = _read_batch(table, key).slice(first, number), table.first_rows[key[2]] + first
     with bounded(_MAX_BATCH_BYTES + _MEMORY_PER_BYTE * table.batches[key[2]].size):
-        columns = [[*map(_plain, column)] if _has_bytes(column.type) else column.to_pylist() for column in rows.columns]
+        columns = [
+            [*map(_plain, column)] if _has_bytes(column.type) else _without_nanoseconds(column).to_pylist()
+            for column in rows.columns
+        ]
         return [
             row_as_json(dict(zip(rows.schema.names, row, strict=True)), f"{table.name}::{start + index}")
             for index, row in enumerate(zip(*columns, strict=True))
         ]
+
+
+def _without_nanoseconds(column: pa.Array) -> pa.Array:
+    is_fine = not pa.types.is_timestamp(column.type)
+    return column if is_fine else column.cast(plain_type(column.type), safe=False)
 
 
 def _has_bytes(kind: pa.DataType) -> bool:

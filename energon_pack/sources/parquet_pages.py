@@ -224,7 +224,9 @@ def _paths_inside(kind: pa.DataType, way: LeafPath) -> Iterator[LeafPath]:
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type of the same values without dictionaries, at any depth."""
+    """Return the type of the same values without dictionaries and nanoseconds, which Python lacks, at any depth."""
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        return pa.timestamp("us", kind.tz)
     if pa.types.is_dictionary(kind):
         return plain_type(kind.value_type)
     if pa.types.is_struct(kind):

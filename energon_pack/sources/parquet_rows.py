@@ -258,7 +258,7 @@ def _read_group(table: Table, key: GroupKey, has_bytes: bool = True) -> pa.Table
             with bounded(table.max_group_memory(key[2])):
                 kept = table.parquet.read_row_group(key[2], None if has_bytes else table.texts, use_threads=False)
                 plain = pa.schema([field.with_type(plain_type(field.type)) for field in kept.schema])
-                kept = kept if plain.equals(kept.schema) else kept.cast(plain)
+                kept = kept if plain.equals(kept.schema) else kept.cast(plain, safe=False)
         except BoundExceeded as error:
             kept = error
         _kept_groups.put((key, has_bytes), kept)

@@ -25,6 +25,7 @@ from energon_pack.sources.page_content import SnappyPage, content_of
 from energon_pack.sources.settings import Format, SourceConfig
 from energon_pack.sources.source_path import find_forms, find_source, source_format, source_line
 from energon_pack.sources.storage import InMemory, with_bytes_read
+from energon_pack.sources.table_shard import TableShard
 from support.packed import Make, samples
 from support.read_source import read
 from support.running import command_here
@@ -86,6 +87,25 @@ def test_texts_and_lists_of_other_writers(tmp_path: Path) -> None:
     table = pa.table({"messages": pa.array([turns] * 2, pa.json_()), "images": images})
     found = read(write_parquet(tmp_path / "a.parquet", table))
     assert found == {"0": (["<image><image>?", "a"], [PNG, WIDE]), "1": (["?", "a"], [])}
+
+
+def test_times_in_nanoseconds_cost_no_row(tmp_path: Path) -> None:
+    """pandas has them; each row was refused, with the advice to install pandas."""
+    times = [None, 1_700_000_000_123_456_789]
+    for kind in (pa.timestamp("ns"), pa.timestamp("ns", "UTC")):
+        table = pa.table(
+            {"text": ["a", "b"], "at": pa.array(times, kind), "all": pa.array([times] * 2, pa.list_(kind))}
+        )
+        assert len(read(write_parquet(tmp_path / "a.parquet", table))) == 2
+        flat = table.drop_columns("all")
+        with pa.ipc.new_file(str(tmp_path / "a.arrow"), flat.schema) as writer:
+            writer.write_table(flat)
+        for path in ("a.parquet", "a.arrow"):
+            assert [*read(tmp_path / path).values()] == [(["a"], []), (["b"], [])], path
+            (shard,) = find_source(SourceConfig(), str(tmp_path / path)).shards
+            assert isinstance(shard, TableShard)
+            *_, row = shard.first(2)
+            assert json.loads(row)["at"].startswith("2023-11-14 22:13:20.123456")
 
 
 def test_bad_rows_cost_themselves(tmp_path: Path) -> None:
