@@ -26,7 +26,7 @@ from energon_pack.sources.storage import FileState, absolute, expand, folder_of,
 
 #: the plan of a packed dataset
 _PLAN_FILE = re.compile(r"(?:^|/)pack_plan\.[^/]*$")
-_SPLIT_NAME = re.compile(r"(?:^|[/_.-])(train|training|validation|valid|val|dev|test|testing)(?=[/_.-])")
+_SPLIT_NAME = re.compile(r"(?:^|[/_.=-])(train|training|validation|valid|val|dev|test|testing)(?=[/_.-])")
 _SPLIT_ALIAS = {"training": "train", "valid": "validation", "val": "validation", "dev": "validation", "testing": "test"}
 
 

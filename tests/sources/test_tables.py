@@ -199,6 +199,8 @@ def test_splits_are_told_by_names() -> None:
     assert files_of_split("/d", kaggle, "train") == kaggle[:1]
     with pytest.raises(PackError, match="train: 1 file, test: 1 file"):
         files_of_split("/d", kaggle, None)
+    spark = ["/d/split=train/part-0.parquet", "/d/split=test/part-0.parquet"]
+    assert files_of_split("/d", spark, "test") == spark[1:]
     saved = ["/d/validation/data-00000-of-00001.arrow", "/d/train/data-00000-of-00001.arrow"]
     assert files_of_split("/d", saved, "val") == saved[:1]
     assert files_of_split("/train", ["/train/a.parquet"], None) == ["/train/a.parquet"]
