@@ -167,6 +167,14 @@ def test_a_meta_that_is_no_json_says_where(tmp_path: Path) -> None:
         find(str(path))
 
 
+def test_a_meta_may_have_a_byte_order_mark(tmp_path: Path) -> None:
+    """As Windows writes it: it was called an object of samples."""
+    write_rows(tmp_path / "a.jsonl", 1)
+    meta = Path(write_meta(tmp_path / "meta.json", a={"annotation": "a.jsonl"}))
+    meta.write_text(meta.read_text(), encoding="utf-8-sig")
+    assert [shard.name for shard in find(str(meta)).shards] == ["a.jsonl"]
+
+
 def test_places_of_another_machine_are_mapped(tmp_path: Path) -> None:
     write_rows(tmp_path / "here/a.jsonl", 1)
     (tmp_path / "here/coco").mkdir()
