@@ -153,6 +153,8 @@ class CsvTable:
         if len(cells) < len(names) or any(cells[len(names) :]):
             named, shown = f"{len(names)} columns ({', '.join(names)[:80]})", ", ".join(cells)[:80]
             raise Skip(Reason.INVALID_JSON, f"{len(cells)} cells for {named}: {shown!r}")
+        if cells == names:
+            raise Skip(Reason.INVALID_JSON, f"it names the columns again, as in files that were joined: {raw[:80]!r}")
         called = zip(names, cells, strict=False)
         return {name: parsed_base64_list(cell) or cell for name, cell in called if name and cell}
 
