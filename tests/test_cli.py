@@ -310,21 +310,24 @@ def test_a_small_set_is_packed_by_two_processes(tmp_path: Path, demo: tuple[Path
 
 
 def test_groups_for_other_hydra_apps(tmp_path: Path) -> None:
-    """Another app keeps its own `model` group, and can mount ours under its name."""
+    """Another app keeps its own `model` group, and can mount ours under its name, with all keys of the node."""
     (tmp_path / "conf" / "model").mkdir(parents=True)
     (tmp_path / "conf" / "model" / "resnet.yaml").write_text("depth: 50\n")
     (tmp_path / "conf" / "config.yaml").write_text(
-        "defaults:\n  - model: resnet\n  - energon_pack/packing@data.packing: thd\n  - _self_\n"
+        "defaults:\n  - model: resnet\n  - energon_pack/packing@data.packing: thd\n"
+        "  - energon_pack/source@data.source: jsonl\n  - _self_\n"
     )
     (tmp_path / "app.py").write_text(
         "import hydra\nfrom hydra.core.plugins import Plugins\n"
         "from energon_pack.hydra_plugin import EnergonPackSearchPath\n"
         "Plugins.instance().register(EnergonPackSearchPath)\n"
         "@hydra.main(version_base='1.3', config_path='conf', config_name='config')\n"
-        "def main(cfg): print(cfg.model.depth, cfg.data.packing.layout)\nmain()\n"
+        "def main(cfg): print(cfg.model.depth, *[cfg.data.packing[key] for key in ('layout', 'max_token_len',"
+        " 'pad_to_multiple_of', 'algorithm')], cfg.data.source.format, cfg.data.source.columns.messages)\nmain()\n"
     )
-    result = command(tmp_path / "app.py", cwd=tmp_path)
-    assert result.stdout == "50 thd\n", result.stderr
+    overrides = ["data.packing.max_token_len=4096", "data.source.columns.messages=talk"]
+    result = command(tmp_path / "app.py", *overrides, cwd=tmp_path)
+    assert result.stdout == "50 thd 4096 8 auto jsonl talk\n", result.stderr
     assert "qwen2_5_vl" not in command(tmp_path / "app.py", "--info", "defaults", cwd=tmp_path).stdout
 
 

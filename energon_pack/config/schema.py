@@ -219,4 +219,6 @@ def _schema() -> DictConfig:
     return schema
 
 
-ConfigStore.instance().store(name="pack_schema", node=_schema(), provider="energon_pack")
+#: all settings with their defaults and types
+PACK_SCHEMA = _schema()
+ConfigStore.instance().store(name="pack_schema", node=PACK_SCHEMA, provider="energon_pack")

@@ -1,8 +1,8 @@
 """Limits of a pack, in one table that planning, cutting, the ledger and verify share.
 
-To add a cap, add a row of `CAPS`, a field of `PackingConfig` (with its line in conf/packing) and, if it counts
-something new, a column of the lengths (`lengths.counts`). With pad_to_multiple_of=8 and members of 5 and 9 tokens a
-pack has 8 + 16 tokens, 2 members, and an attention cost of 25 + 81.
+To add a cap, add a row of `CAPS`, a field of `PackingConfig` and, if it counts something new, a column of the lengths
+(`lengths.counts`). With pad_to_multiple_of=8 and members of 5 and 9 tokens a pack has 8 + 16 tokens, 2 members, and an
+attention cost of 25 + 81.
 """
 
 from collections.abc import Callable, Mapping
