@@ -165,6 +165,14 @@ def test_bytes_are_no_text(tmp_path: Path) -> None:
     assert read_as_text == (["a.jsonl::x?", "b"], [])
 
 
+@pytest.mark.parametrize("name", ["a.ndjson", "a.txt", "a"])
+def test_base64_is_read_from_lines_in_a_file_of_any_name(name: str, tmp_path: Path) -> None:
+    """The place of the image was looked for as a file."""
+    line = {"image": base64.b64encode(IMAGES[0]).decode(), "question": "?", "answer": "a"}
+    (tmp_path / name).write_text(json.dumps(line))
+    assert [*read(tmp_path / name).values()] == [(["<image>?", "a"], [IMAGES[0]])]
+
+
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "csv"])
 def test_base64_in_a_text_that_is_json_is_named(kind: str, tmp_path: Path) -> None:
     """The advice was to download it."""
