@@ -214,7 +214,7 @@ def test_a_carriage_return_is_text_where_it_ends_no_line(end: str, tmp_path: Pat
     """pandas writes it without quotes: the rest of the text became the question of another sample."""
     cell = "lost?\rfound?" if end != "\r" else '"lost?\rfound?"'
     rows = ["question,answer", f"{cell},a", 'b,"c\rd"', ""]
-    expected = {"0": (["lost?\rfound?", "a"], []), "1": (["b", "c\rd"], [])}
+    expected: dict[str, Read] = {"0": (["lost?\rfound?", "a"], []), "1": (["b", "c\rd"], [])}
     assert read_text(tmp_path / "a.csv", end.join(rows)) == expected
     assert read_text(tmp_path / "b.csv", "\n".join(rows[:2]) + "\r") == {"0": expected["0"]}
 
