@@ -64,7 +64,7 @@ def placed_record(record: Record, kinds: Sequence[str]) -> PlacedRecord:
     `kinds`: the kind of each medium, such as `image`, in the order in which the record lists the media.
     """
     messages, order, placeholders_put_in = place_media(record.messages, kinds)
-    refuse_lost_media(messages, kinds, record.empty_media)
+    refuse_lost_media(messages, kinds, record.empty_media, record.is_caption)
     if in_parts := part_settings(record.messages, kinds):
         fields = {**record.fields, "media_settings": _merged_settings(record.fields.get("media_settings"), in_parts)}
         record = replace(record, fields=fields)

@@ -46,7 +46,7 @@ def rewrite_record(value: Any, settings: ReadSettings) -> Any:
     if settings.has_renames:
         value = rename_fields_and_roles(value, settings)
     value = with_document(without_synonyms(value), settings) if isinstance(value, dict) else value
-    return _from_image_folder(value) if isinstance(value, dict) and value.keys().isdisjoint(MEDIA_KEYS) else value
+    return _from_image_folder(value) if isinstance(value, dict) and not any(map(value.get, MEDIA_KEYS)) else value
 
 
 def _with_parsed_lists(value: dict[str, Any], settings: ReadSettings) -> dict[str, Any]:
