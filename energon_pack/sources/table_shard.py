@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from energon_pack.samples.dialects.interleaved import INTERLEAVED_FIELDS
+from energon_pack.samples.dialects.rewrite import FILE_NAME_KEY
 from energon_pack.samples.media.kinds import MEDIA_KEYS
 from energon_pack.sources.arrow_rows import ArrowTable
 from energon_pack.sources.csv_rows import delimiter_of, first_csv_rows, index_csv
@@ -78,7 +79,7 @@ class TableShard(RowShard):
     @cached_property
     def _media_columns(self) -> dict[str, None]:
         names = {*MEDIA_KEYS, *INTERLEAVED_FIELDS.values()}
-        return {name: None for name in column_names(self.path) if name in names}
+        return {name: None for name in column_names(self.path) if name in names or FILE_NAME_KEY.fullmatch(name)}
 
     def value(self, raw: bytes) -> Any:
         """Parse a row; a column of media that has nothing there is null, for a placeholder may have lost its medium."""

@@ -134,6 +134,8 @@ def test_bad_rows_cost_themselves(tmp_path: Path) -> None:
     assert (
         found["4"] == "invalid_json: byte 0xe9 is not UTF-8, in b'q,caf\\xe9': iconv -f LATIN1 -t UTF-8 may write it so"
     )
+    (lost,) = read_text(tmp_path / "d.csv", "image_file_name,text\n,A cat.\n").values()  # it was a document
+    assert str(lost).startswith("missing_media: it is a caption, and image is empty")
     joined = read_text(tmp_path / "c.csv", "question,answer\nq,a\nquestion,answer\n")  # it was trained
     assert str(joined["1"]).startswith("invalid_json: it names the columns again, as in files that were joined")
     unread = read_text(tmp_path / "b.csv", "messages\n\"[{'role': array(1)}]\"\n")["0"]
