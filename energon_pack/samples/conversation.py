@@ -65,7 +65,7 @@ def placed_record(record: Record, kinds: Sequence[str]) -> PlacedRecord:
     `kinds`: the kind of each medium, such as `image`, in the order in which the record lists the media.
     """
     messages, order, placeholders_put_in = place_media(record.messages, kinds)
-    refuse_lost_media(messages, kinds, record.empty_media)
+    refuse_lost_media(messages, kinds, record.empty_media, record.is_caption)
     rejected, other_order, _ = place_media(record.rejected, kinds) if record.rejected else ([], order, False)
     if rejected and (
         num_media_before(messages, kinds)[-2] != len(kinds) or (rejected[:-1], other_order) != (messages[:-1], order)

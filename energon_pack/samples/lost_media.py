@@ -75,14 +75,20 @@ def _kinds_of_placeholders(text: str) -> set[str]:
     return kinds
 
 
-def refuse_lost_media(messages: Sequence[Message], kinds: Collection[str], empty: Mapping[str, str]) -> None:
+def refuse_lost_media(
+    messages: Sequence[Message], kinds: Collection[str], empty: Mapping[str, str], is_caption: bool = False
+) -> None:
     """Raise Skip (`missing_media`) if a question has a placeholder, and the record's key for its media is empty.
 
-    `kinds`: the kinds of the sample's media. `empty`: as `empty_media_keys` returns it.
+    `kinds`: the kinds of the sample's media. `empty`: as `empty_media_keys` returns it. A caption asks for any medium.
     """
-    for kind in kinds_in_vain(messages, kinds) if empty else ():
-        if kind in empty:
-            detail = f"{KINDS[kind].placeholder} stands in a question, and {empty[kind]} is empty: its medium is lost"
-            skip = Skip(Reason.MISSING_MEDIA, f"{detail} (source.media=ignore packs the letters)")
-            skip.media_type = kind
-            raise skip
+    lost = [kind for kind in (kinds_in_vain(messages, kinds) if empty else ()) if kind in empty]
+    if lost or (is_caption and empty and not kinds):
+        kind = [*lost, *empty][0]
+        asks, rest = (
+            (f"{KINDS[kind].placeholder} stands in a question", "letters") if lost else ("it is a caption", "text")
+        )
+        detail = f"{asks}, and {empty[kind]} is empty: its medium is lost (source.media=ignore packs the {rest})"
+        skip = Skip(Reason.MISSING_MEDIA, detail)
+        skip.media_type = kind
+        raise skip

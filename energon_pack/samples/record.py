@@ -72,6 +72,8 @@ class Record:
     unknown: Mapping[str, list[Any]] = field(default_factory=dict)
     #: by kind the key that lists its media and is empty
     empty_media: Mapping[str, str] = field(default_factory=dict)
+    #: whether it is a caption, which says something of a medium
+    is_caption: bool = False
     #: whether the settings leave its tools out
     leaves_out_tools: bool = False
     #: whether nulls of a table were taken out of it
@@ -145,6 +147,7 @@ def parse_rewritten_record(value: Any, settings: ReadSettings, lists_media: bool
         fields={key: item for key, item in value.items() if key not in used},
         unknown=unknown,
         empty_media=empty_media_keys(value, settings),
+        is_caption="caption" in used,
         leaves_out_tools=is_as_text and (tools is not None or has_calls),
         drops_nulls=without is not None,
     )

@@ -33,10 +33,13 @@ from energon_pack.sources.open_tables import (
     kept_row,
     row_and_way,
 )
+from energon_pack.sources.parquet_pages import plain_type
 from energon_pack.sources.storage import File, FileState, InMemory
 
 _FILE_MAGIC = b"ARROW1\0\0"  # of a file: a stream lies behind it
 _CONTINUES = b"\xff\xff\xff\xff"  # before the length of a message, since Arrow 0.15
+_TAIL_BYTES = 10  # of a file: the length of its footer, and the magic bytes
+_BUFFER_BYTES = 1 << 10
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3  # kinds of messages
 _MAX_BATCH_BYTES = 1 << 30  # of a batch that is read at once
 _MEMORY_PER_BYTE = 64  # of a compressed batch
@@ -63,6 +66,8 @@ class ArrowTable:
     damage: list[tuple[int, str]]
     #: whether a dictionary may be replaced behind the batches that it is for
     is_stream: bool
+    #: what each message has before it, and the schema of a file that polars writes has not
+    schema_lead: bytes = b""
 
     @cached_property
     def _mapped(self) -> "pa.Buffer | None":
@@ -70,7 +75,9 @@ class ArrowTable:
         return mapped and pa.py_buffer(mapped)
 
     def _bytes_of(self, message: _Message) -> pa.Buffer:
-        _, offset, size, *_ = message
+        kind, offset, size, *_ = message
+        if kind == _SCHEMA:
+            return pa.py_buffer(self.schema_lead + self.file.read(offset, size))
         return (
             pa.py_buffer(self.file.read(offset, size)) if self._mapped is None else self._mapped[offset : offset + size]
         )
@@ -121,6 +128,10 @@ def _read_table(path: str, file: File) -> ArrowTable:
     start = len(_FILE_MAGIC) if file.read(0, 6) == _FILE_MAGIC[:6] else 0
     table = ArrowTable(file, os.path.basename(path), [], [], [], start == 0)
     try:
+        if start and _has_bare_schema(file, start):
+            begin, start = start, _first_block(file)
+            table.head.append(_Message(_SCHEMA, begin, start - begin, 0, False))
+            table.schema_lead = _CONTINUES + struct.pack("<i", start - begin)
         for message in _messages(file, start):
             (table.batches if message.kind == _BATCH else table.head).append(message)
     except (ValueError, struct.error) as error:
@@ -161,6 +172,31 @@ def _messages(file: File, start: int) -> Iterator[_Message]:
             raise ValueError(f"a batch has {num_rows:,} rows in {whole:,} bytes: that is no table of samples")
         yield _Message(kind, offset, whole, num_rows, is_batch and _field(described, header, 3, "<I") != 0)
         offset += whole
+
+
+def _has_bare_schema(file: File, start: int) -> bool:
+    """Tell whether the schema of a file stands there without its length before it, as polars writes it."""
+    head = file.read(start, _BUFFER_BYTES)
+    with suppress(struct.error):
+        return not head.startswith(_CONTINUES) and _described(head)[0] == _SCHEMA
+    return False
+
+
+def _first_block(file: File) -> int:
+    """Return where the first dictionary or batch lies; raises ValueError or struct.error if the footer is damaged."""
+    end = file.size - _TAIL_BYTES
+    (size,) = struct.unpack("<I", file.read(end, 4))
+    footer = file.read(max(0, end - size), size)
+    (root,) = struct.unpack_from("<I", footer)
+    offsets = list[int]()
+    for place in filter(None, (_place_of_field(footer, root, slot) for slot in (2, 3))):
+        begin = place + struct.unpack_from("<I", footer, place)[0] + 4
+        (number,) = struct.unpack_from("<I", footer, begin - 4)
+        offsets += (block[0] for block in struct.iter_unpack("<q16x", footer[begin : begin + 24 * number]))
+    first = min(offsets, default=end - size - len(_CONTINUES) - 4)
+    if not len(_FILE_MAGIC) < first <= end:
+        raise ValueError(f"its footer names byte {first}")
+    return first
 
 
 def _described(message: bytes) -> tuple[int, int, int]:
@@ -214,11 +250,19 @@ def _rows_as_json(table: ArrowTable, key: GroupKey, first: int, number: int) -> 
     """Return the JSON of rows of a batch, with names in place of bytes; raises BoundExceeded."""
     rows, start = _read_batch(table, key).slice(first, number), table.first_rows[key[2]] + first
     with bounded(_MAX_BATCH_BYTES + _MEMORY_PER_BYTE * table.batches[key[2]].size):
-        columns = [[*map(_plain, column)] if _has_bytes(column.type) else column.to_pylist() for column in rows.columns]
+        columns = [
+            [*map(_plain, column)] if _has_bytes(column.type) else _without_nanoseconds(column).to_pylist()
+            for column in rows.columns
+        ]
         return [
             row_as_json(dict(zip(rows.schema.names, row, strict=True)), f"{table.name}::{start + index}")
             for index, row in enumerate(zip(*columns, strict=True))
         ]
+
+
+def _without_nanoseconds(column: pa.Array) -> pa.Array:
+    is_fine = not pa.types.is_timestamp(column.type)
+    return column if is_fine else column.cast(plain_type(column.type), safe=False)
 
 
 def _has_bytes(kind: pa.DataType) -> bool:

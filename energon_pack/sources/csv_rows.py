@@ -32,6 +32,7 @@ _BLOCK_BYTES = 4 << 20
 _MAX_HEADER_BYTES = 1 << 20
 _MAX_ROW_BYTES = 256 << 20
 _QUOTE, _LF, _CR = b'"\n\r'
+_CR_MARK = "\udc0d"  # no text has it, and to csv.reader it is no end
 _CALLED = {",": ",", ";": ";", "\t": "tab"}  # what may separate cells, and its name
 csv.field_size_limit(max(csv.field_size_limit(), _MAX_ROW_BYTES))  # it is 128 KiB by default
 
@@ -39,16 +40,23 @@ _RecordPlaces = tuple[np.ndarray, np.ndarray]  # offsets and sizes
 
 
 class Records:
-    """The records of a file from `start` on. `delimiters`: the bytes that may separate cells."""
+    """The records of a file from `start` on.
 
-    def __init__(self, file: File, start: int, delimiters: str):
-        self._file, self._start = file, start
+    Args:
+        delimiters: the bytes that may separate cells.
+        ends_by_cr: whether CR without LF ends a record; else it is text, which pandas writes without quotes.
+    """
+
+    def __init__(self, file: File, start: int, delimiters: str, ends_by_cr: bool = True):
+        self._file, self._start, self._ends_by_cr = file, start, ends_by_cr
         self._begins_cell = np.zeros(256, bool)
-        self._begins_cell[[*delimiters.encode(), _LF, _CR]] = True
+        self._begins_cell[[*delimiters.encode(), _LF, *([_CR] if ends_by_cr else ())]] = True
         #: whether the last record ends within quotes
         self.is_open = False
         #: offset of the first NUL byte
         self.nul: int | None = None
+        #: offsets of quotes that end a cell, and that text follows
+        self.wrong_ends: list[int] = []
         self._last = -2  # offset of the last quote that opened or closed a cell
         self._before = _LF  # the byte before the next block
 
@@ -70,31 +78,43 @@ class Records:
         yield _filled(np.array([start]), np.array([self._file.size - start]))
 
     def _ends(self, block: np.ndarray, base: int) -> _RecordPlaces:
-        """Return the places of the ends of lines in a block that are not in quotes: LF, CR, or both."""
+        """Return the places of the ends of records in a block: LF, CR and LF, or CR, outside of quotes."""
         was_open = self.is_open
         quotes = self._quotes(block, base)
         ends = np.flatnonzero((block == _LF) | (block == _CR))
         marks = block[ends]
-        is_pair = (np.diff(ends) == 1) & (marks[:-1] == _CR) & (marks[1:] == _LF)
+        is_pair = np.append((np.diff(ends) == 1) & (marks[:-1] == _CR) & (marks[1:] == _LF), False)[: len(ends)]
         is_end = (np.searchsorted(quotes, ends) + was_open) % 2 == 0
-        is_end[1:] &= ~is_pair
+        is_end[1:] &= ~is_pair[:-1]
+        is_end &= is_pair | (marks == _LF) | self._ends_by_cr
         self._before = int(block[-1])
-        return base + ends[is_end], 1 + np.append(is_pair, False)[: len(ends)][is_end]
+        return base + ends[is_end], 1 + is_pair[is_end]
 
     def _quotes(self, block: np.ndarray, base: int) -> np.ndarray:
         """Return the offsets in a block of the quotes that open or close a cell; a doubled quote closes and opens."""
         quotes = np.flatnonzero(block == _QUOTE)
         if not len(quotes):
+            self._note_wrong_ends(quotes, block, base)
             return quotes
         may_open = self._begins_cell[np.where(quotes > 0, block[quotes - 1], self._before)]
         is_doubled = np.diff(quotes, prepend=self._last - base) == 1
         is_closing = (np.arange(len(quotes)) + self.is_open) % 2 == 1
         if not np.all(is_closing | may_open | is_doubled):  # some are text
             quotes = np.array([*self._quotes_one_by_one(quotes, may_open, self._last - base)], np.int64)
+        self._note_wrong_ends(quotes, block, base)
         if len(quotes):
             self._last = base + int(quotes[-1])
             self.is_open ^= len(quotes) % 2 == 1
         return quotes
+
+    def _note_wrong_ends(self, quotes: np.ndarray, block: np.ndarray, base: int) -> None:
+        """Note the quotes that close a cell, as far as the byte behind them is in the block."""
+        ends = quotes[int(not self.is_open) :: 2]
+        if not self.is_open and self._last == base - 1:
+            ends = np.append(-1, ends)
+        ends = ends[ends + 1 < len(block)]
+        behind = block[ends + 1]
+        self.wrong_ends += (base + ends[~self._begins_cell[behind] & (behind != _QUOTE) & (behind != _CR)]).tolist()
 
     def _quotes_one_by_one(self, quotes: np.ndarray, may_open: np.ndarray, last: int) -> Iterator[int]:
         is_open = self.is_open
@@ -117,6 +137,12 @@ class CsvTable:
     columns: list[str]
     #: where the record behind the header begins
     start: int
+    #: whether the header ends by CR without LF
+    ends_by_cr: bool = False
+
+    def records(self, file: File) -> Records:
+        """Return the records of the file behind the header."""
+        return Records(file, self.start, self.delimiter, self.ends_by_cr)
 
     def cells(self, raw: bytes) -> dict[str, str | list[str]]:
         """Return the cells of a record that are not empty, by their columns; raises Skip if it is no such record.
@@ -127,6 +153,8 @@ class CsvTable:
         if len(cells) < len(names) or any(cells[len(names) :]):
             named, shown = f"{len(names)} columns ({', '.join(names)[:80]})", ", ".join(cells)[:80]
             raise Skip(Reason.INVALID_JSON, f"{len(cells)} cells for {named}: {shown!r}")
+        if cells == names:
+            raise Skip(Reason.INVALID_JSON, f"it names the columns again, as in files that were joined: {raw[:80]!r}")
         called = zip(names, cells, strict=False)
         return {name: parsed_base64_list(cell) or cell for name, cell in called if name and cell}
 
@@ -136,8 +164,9 @@ def _split(raw: bytes, delimiter: str) -> list[str]:
     if b"\0" in raw:
         raise Skip(Reason.INVALID_JSON, NUL_DAMAGE)
     try:
-        text = raw.decode()
-        return next(csv.reader([text], delimiter=delimiter, strict=True), [])
+        text = raw.decode().removesuffix("\r")
+        row = next(csv.reader([text.replace("\r", _CR_MARK)], delimiter=delimiter, strict=True), [])
+        return [cell.replace(_CR_MARK, "\r") for cell in row]
     except UnicodeDecodeError as error:
         around = raw[max(0, error.start - 20) : error.start + 9]
         detail = f"byte {raw[error.start]:#04x} is not UTF-8, in {around!r}: iconv -f LATIN1 -t UTF-8 may write it so"
@@ -175,10 +204,11 @@ def _read_table(path: str, file: File) -> CsvTable:
     if not columns or twice is not None or "" in columns[1:]:  # the index of pandas comes first, and has no name
         why = f"has the name {twice!r} twice" if twice else "has a column without a name"
         raise PackError(
-            f"{path}: its first line, which names the columns, {why}: {', '.join(columns)[:200]!r}: put a line as"
-            " image,question,answer before it; source.columns.* takes other names"
+            f"{path}: its first line, which names the columns, {why}: {', '.join(columns)[:200]!r}: name each"
+            " column once, as image,question,answer, in a line before it if it is a row, else in its place;"
+            " source.columns.* takes other names"
         )
-    return CsvTable(name, delimiter, columns, end)
+    return CsvTable(name, delimiter, columns, end, head[end : end + 1] == b"\r" and head[end + 1 : end + 2] != b"\n")
 
 
 def _all_places(records: Records) -> _RecordPlaces:
@@ -207,12 +237,13 @@ def index_csv(path: str) -> pa.Table:
     with open_uncompressed(path) as file:
         digest = digest_of_rest(as_file(file, _BLOCK_BYTES))
         table = csv_of(path)
-        records = Records(file, table.start, table.delimiter)
+        records = table.records(file)
         offsets, sizes = _all_places(records)
         bad = _why_cut(file, table, records, offsets, sizes)
+        lost = [*_lost_lines(file, table, records, offsets, sizes)]
     if not table.columns:
         offsets, sizes, bad = np.array([0]), np.array([file.size]), ["it is empty"]
-    damage = [] if records.nul is None else [(records.nul, NUL_DAMAGE)]
+    damage = lost if records.nul is None else [*lost, (records.nul, NUL_DAMAGE)]
     damage += [(int(offsets[-1]), detail) for detail in bad]
     return index_table(np.arange(len(offsets)), offsets, sizes, digest, bad, damage)
 
@@ -228,12 +259,24 @@ def _why_cut(file: File, table: CsvTable, records: Records, offsets: np.ndarray,
     return [f"it breaks off within record {len(offsets) - 1}, at byte {end:,}: {cells} cells"] if few else []
 
 
+def _lost_lines(
+    file: File, table: CsvTable, records: Records, offsets: np.ndarray, sizes: np.ndarray
+) -> Iterator[tuple[int, str]]:
+    """Yield the damage of each record of several lines with a quote that ends a cell, and that text follows."""
+    numbers = np.searchsorted(offsets, np.array(records.wrong_ends, np.int64), "right") - 1
+    for number in np.unique(numbers).tolist():
+        offset, size = int(offsets[number]), int(sizes[number])
+        ends = file.read(offset, min(size, _MAX_ROW_BYTES)).count(b"\r" if table.ends_by_cr else b"\n")
+        if ends:
+            yield offset, f"record {number} takes {ends + 1:,} lines, for a quote in it has no end or is not doubled"
+
+
 def first_csv_rows(path: str, number: int) -> list[tuple[int, int]]:
     """Return offset and size of the first records behind the header."""
     table = csv_of(path)
     with open_uncompressed(path) as file:
         places: list[tuple[int, int]] = []
-        for offsets, sizes in Records(file, table.start, table.delimiter).places():
+        for offsets, sizes in table.records(file).places():
             places += zip(offsets.tolist(), sizes.tolist(), strict=True)
             if len(places) >= number:
                 break
@@ -254,9 +297,7 @@ def open_cell(path: str, key: str) -> File:
     file, table = _open_tables.get(path)
     row, way = row_and_way(key)
     where = (path, file.version)
-    offsets, sizes = _kept_places.get(where) or _kept_places.put(
-        where, _all_places(Records(file, table.start, table.delimiter))
-    )
+    offsets, sizes = _kept_places.get(where) or _kept_places.put(where, _all_places(table.records(file)))
     if row >= len(offsets):
         raise KeyError(key)
     cells = table.cells(file.read(int(offsets[row]), min(int(sizes[row]), _MAX_ROW_BYTES)))

@@ -26,7 +26,7 @@ from energon_pack.sources.storage import FileState, absolute, expand, folder_of,
 
 #: the plan of a packed dataset
 _PLAN_FILE = re.compile(r"(?:^|/)pack_plan\.[^/]*$")
-_SPLIT_NAME = re.compile(r"(?:^|[/_.-])(train|training|validation|valid|val|dev|test|testing)(?=[/_.-])")
+_SPLIT_NAME = re.compile(r"(?:^|[/_.=-])(train|training|validation|valid|val|dev|test|testing)(?=[/_.-])")
 _SPLIT_ALIAS = {"training": "train", "valid": "validation", "val": "validation", "dev": "validation", "testing": "test"}
 
 
@@ -291,7 +291,7 @@ def without_plans(files: Sequence[str]) -> list[str]:
 
 def split_in_path(name: str) -> str | None:
     """Return the split that a path names last, as `train` or `validation`; None: it names none."""
-    named = _SPLIT_NAME.findall(name)
+    named = _SPLIT_NAME.findall(name.lower())
     return _SPLIT_ALIAS.get(named[-1], named[-1]) if named else None
 
 

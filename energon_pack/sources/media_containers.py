@@ -1,6 +1,7 @@
 """Open media inside other files, each read whole: `path.lmdb::key`, `path.zip::name`, `path.parquet::row/column`."""
 
 import os
+import re
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
@@ -25,16 +26,17 @@ _MAX_OPEN_FILES = 64
 #: path of an LMDB or an archive → its version, and the open LMDB or archive
 _open_containers: LruCache[str, tuple[str, Any]] = LruCache(32, close=lambda opened: opened[1].close())
 _SEPARATOR = "::"
-_JSONL = (".jsonl", ".json")
 _LMDB, _ZIP = (".lmdb", ".mdb"), ".zip"
+_CONTAINERS = (*_LMDB, _ZIP, *TABLE_SUFFIXES)
+#: the key of base64 in a line, whose file may be called anything
+_KEY_IN_LINE = re.compile(r"\d+\+\d+/")
 
 
 def split_name(path: str) -> tuple[str, str | None]:
     """Split a path `FILE::KEY` into the file and the key; the key is None if the path names an ordinary file."""
     file, separator, key = path.partition(_SEPARATOR)
-    return (
-        (file, key) if separator and file.lower().endswith((*_LMDB, _ZIP, *TABLE_SUFFIXES, *_JSONL)) else (path, None)
-    )
+    is_inside = separator and (file.lower().endswith(_CONTAINERS) or _KEY_IN_LINE.match(key))
+    return (file, key) if is_inside else (path, None)
 
 
 def joined_name(file: str, key: str) -> str:

@@ -17,16 +17,18 @@ from energon_pack.run.address import bucket_of
 #: beginnings of names, each with what stands in its place; the longest that fits is taken
 MediaMap = tuple[tuple[str, str], ...]
 
+#: OLD=NEW: folders may have a `=` in their names, so the first counts that a path from the root follows, if any does
+_ENTRY = re.compile(r"(.+?)=(?:(?=[/~]|\w+://)|(?!.*=(?:[/~]|\w+://)))(.+)")
 _WINDOWS_PATH = re.compile(r"[A-Za-z]:\\|\\\\|[^/\s]+\\[^\s]*\.\w{2,5}$")
 
 
 def media_map_of(value: Any) -> MediaMap:
     """Read `source.media_map`, a list of `OLD=NEW`, or one of them; raises PackError if it is none."""
     entries = [*value] if isinstance(value, list | tuple) else [] if value is None else [value]
-    pairs = [entry.partition("=") if isinstance(entry, str) else ("", "", "") for entry in entries]
-    if wrong := next((entry for entry, pair in zip(entries, pairs, strict=True) if not (pair[0] and pair[2])), None):
+    pairs = [_ENTRY.fullmatch(entry) if isinstance(entry, str) else None for entry in entries]
+    if wrong := next((entry for entry, pair in zip(entries, pairs, strict=True) if pair is None), None):
         raise PackError(f"source.media_map: {wrong!r} is not OLD=NEW, as in 'source.media_map=[\"/mnt/old=/data\"]'")
-    spelled = ((_once_escaped(old), os.path.expanduser(new)) for old, _, new in pairs)
+    spelled = ((_once_escaped(pair[1]), os.path.expanduser(pair[2])) for pair in pairs if pair)
     return tuple(sorted(spelled, key=lambda pair: -len(pair[0])))
 
 

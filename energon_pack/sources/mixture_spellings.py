@@ -116,7 +116,7 @@ def _file_entries(
     for name, whole in chosen.items():
         where, item = f"{path}: {name}", {key: whole.get(key) for key in keys}
         named, of_source = str(item[keys[0]] or ""), dict[str, Any](datasets=None)
-        file = places.find(f"{where}: {keys[0]}", named, folders)
+        file = places.find(f"{where}: {keys[0]}", item[keys[0]], folders)
         here = mapped_name(os.path.expanduser(named), places.media_map)
         root = item.get("root") or ("" if "root" not in keys or os.path.isabs(here) or is_address(here) else ".")
         if root:  # it lies in the same folder as the file, and media without a root do

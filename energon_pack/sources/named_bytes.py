@@ -50,9 +50,21 @@ def name_media(value: Any, name: str) -> Any:
 def row_as_json(row: Mapping[str, Any], name: str) -> bytes:
     """Return the JSON of a table's row, with names in place of media: `name` and the keys to each, as `a.csv::3/image`.
 
-    A column has a value in each row, so none of its nulls can be told from one that an author meant: none stays.
+    A column has a value in each row, so none of its nulls can be told from one that an author meant: none stays but the
+    text of a turn that has no other content, an empty answer.
     """
-    return json.dumps(without_nulls(name_media(row, name)), default=str).encode()
+    values = without_nulls(name_media(row, name))
+    lists = {key: items for key, items in values.items() if isinstance(items, list)}
+    lists = {key: [*map(_with_blank_text, items, row[key])] for key, items in lists.items()}
+    return json.dumps({**values, **lists}, default=str).encode()
+
+
+def _with_blank_text(turn: Any, written: Any) -> Any:
+    """Return a turn with the null of its text. `written`: the turn with all nulls; other values stay as they are."""
+    if not isinstance(turn, dict) or turn.keys().isdisjoint(("role", "from")):
+        return turn
+    has_content = "content" in turn or "value" in turn or any(isinstance(item, list) for item in turn.values())
+    return turn if has_content else turn | {key: None for key in ("content", "value") if key in written}
 
 
 def value_at(way: Sequence[str], item: Callable[[Any, str], Any]) -> Any:

@@ -196,6 +196,12 @@ def _decode_hybrid(data: bytes, width: int, number: int) -> np.ndarray:
     return np.concatenate(runs)[:number] if runs else np.zeros(number, np.int64)
 
 
+_LIST_CHECKS = (
+    *(pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list),
+    *(pa.types.is_list_view, pa.types.is_large_list_view),
+)
+
+
 def leaf_paths(schema: pa.Schema) -> Iterator[LeafPath]:
     """Yield the path to the values of each column, in the file's order: `("images", EACH_ELEMENT, "bytes")`."""
     for field in schema:
@@ -211,14 +217,16 @@ def _paths_inside(kind: pa.DataType, way: LeafPath) -> Iterator[LeafPath]:
     elif pa.types.is_map(kind):
         yield from _paths_inside(kind.key_type, (*way, EACH_ELEMENT, "key"))
         yield from _paths_inside(kind.item_type, (*way, EACH_ELEMENT, "value"))
-    elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+    elif any(is_list(kind) for is_list in _LIST_CHECKS):
         yield from _paths_inside(kind.value_type, (*way, EACH_ELEMENT))
     else:
         yield way
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type of the same values without dictionaries, at any depth."""
+    """Return the type of the same values without dictionaries and nanoseconds, which Python lacks, at any depth."""
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        return pa.timestamp("us", kind.tz)
     if pa.types.is_dictionary(kind):
         return plain_type(kind.value_type)
     if pa.types.is_struct(kind):

@@ -21,7 +21,7 @@ from energon_pack.sources.storage import File, FileState, read_ahead
 from energon_pack.sources.storage import state_of as state_of_file
 
 #: Raise this number when the same shard gets another index.
-INDEX_VERSION = 11
+INDEX_VERSION = 12
 
 Item = TypeVar("Item")
 SamplesOf = Callable[[Item], Iterable[tuple[Shard, MeasuredRow]]]

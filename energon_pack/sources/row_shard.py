@@ -78,7 +78,18 @@ class RowShard(SourceFile):
             raise
         except Exception as error:  # raised by a class of another package
             raise Skip(Reason.INVALID_JSON, f"{type(self).__name__} can't read it: {one_line(error)}") from None
-        return parse_row(map_record(value, settings), self.row_settings, settings)
+        record = parse_row(map_record(value, settings), self.row_settings, settings)
+        self._refuse_texts_of_bytes(record)
+        return record
+
+    def _refuse_texts_of_bytes(self, record: Record) -> None:
+        """Raise Skip if the name of a medium in this file stands in a text: bytes or base64, where a text should be."""
+        inside = re.compile(re.escape(joined_name(os.path.basename(self.path), "")) + r"\d+[/+]")
+        for content in (message["content"] for message in record.messages):
+            texts = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
+            if wrong := next(filter(inside.search, texts), None):
+                detail = f"a text is bytes, or a medium in base64: {wrong[:80]!r}: write it as text (pyarrow's cast)"
+                raise Skip(Reason.BAD_MESSAGE, detail)
 
     def value(self, raw: bytes) -> Any:
         """Parse a row into a JSON value; if an error is raised, the sample is left out, as `invalid_json`."""

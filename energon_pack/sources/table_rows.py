@@ -1,5 +1,7 @@
 """Read rows and cells of tables by number, whatever the file: Parquet, Arrow, CSV, TSV."""
 
+import pyarrow as pa
+
 from energon_pack.errors import PackError
 from energon_pack.sources import arrow_rows, csv_rows, parquet_rows
 from energon_pack.sources.other_formats import TABLE_SUFFIXES
@@ -22,6 +24,15 @@ def is_text_table(path: str) -> bool:
 def table_of(path: str) -> parquet_rows.Table | arrow_rows.ArrowTable:
     """Return a table whose rows are read in groups; raises PackError if it can't be read."""
     return arrow_rows.table_of(path) if kind_of_table(path) == ".arrow" else parquet_rows.table_of(path)
+
+
+def column_names(path: str) -> list[str]:
+    """Return the names of a table's columns; raises PackError if it can't be read."""
+    if is_text_table(path):
+        return csv_rows.csv_of(path).columns
+    table = table_of(path)
+    schema: pa.Schema = table.schema if isinstance(table, arrow_rows.ArrowTable) else table.parquet.schema_arrow
+    return [*schema.names]
 
 
 def row_json(path: str, file: File, number: int, offset: int, size: int) -> bytes:

@@ -2,11 +2,15 @@
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from energon_pack.samples.dialects.interleaved import INTERLEAVED_FIELDS
+from energon_pack.samples.dialects.rewrite import FILE_NAME_KEY
+from energon_pack.samples.media.kinds import MEDIA_KEYS
 from energon_pack.sources.arrow_rows import ArrowTable
 from energon_pack.sources.csv_rows import delimiter_of, first_csv_rows, index_csv
 from energon_pack.sources.jsonl.line_index import file_digest, index_table
@@ -16,7 +20,7 @@ from energon_pack.sources.rows import SampleRow
 from energon_pack.sources.sample_ratio import source_key
 from energon_pack.sources.settings import Format
 from energon_pack.sources.storage import File
-from energon_pack.sources.table_rows import is_text_table, kind_of_table, row_json, table_of
+from energon_pack.sources.table_rows import column_names, is_text_table, kind_of_table, row_json, table_of
 
 _HASHED_HEAD_BYTES, _HASHED_TAIL_BYTES = 64 << 10, 1 << 20
 #: a part of the key of kept lengths: the name that this class has had since they are kept
@@ -71,6 +75,15 @@ class TableShard(RowShard):
     def raw_of(self, file: File, row: SampleRow, lead: int = 0) -> bytes:
         number = int(source_key(row.key))
         return row_json(self.path, file, number, row.record_offset, row.record_size)
+
+    @cached_property
+    def _media_columns(self) -> dict[str, None]:
+        names = {*MEDIA_KEYS, *INTERLEAVED_FIELDS.values()}
+        return {name: None for name in column_names(self.path) if name in names or FILE_NAME_KEY.fullmatch(name)}
+
+    def value(self, raw: bytes) -> Any:
+        """Parse a row; a column of media that has nothing there is null, for a placeholder may have lost its medium."""
+        return {**self._media_columns, **super().value(raw)}
 
     def digest(self) -> str:
         """Hash all of a CSV; of others the size, first 64 KiB and last 1 MiB, where a Parquet names its columns."""

@@ -52,6 +52,17 @@ def test_a_placeholder_whose_media_key_is_empty_is_a_lost_medium(fields: dict[st
         assert (skip.value.reason, skip.value.media_type) == (Reason.MISSING_MEDIA, "image")
 
 
+def test_a_caption_whose_media_key_is_empty_is_not_trained_alone() -> None:
+    """The answer to nothing was trained: rows of image folders whose cell has no name."""
+    for value in ({"image": None, "caption": "A cat."}, {"image_file_name": "", "text": "A cat."}):
+        record = parse_row(value, RowSettings("/"), ReadSettings(caption_prompt="What is it?"))
+        with pytest.raises(Skip, match="missing_media: it is a caption, and image is empty: its medium is lost"):
+            placed_record(record, [])
+        alone = parse_row(value, RowSettings("/"), ReadSettings(media=UnreadMedia.ignore))
+        assert placed_record(alone, []).messages[-1]["content"] == "A cat."
+    placed_record(parse_row({"caption": "A cat."}, RowSettings("/"), ReadSettings()), [])
+
+
 def test_a_lost_video_beside_an_image_that_is_there() -> None:
     record = parse_record(asked("<image><video>Which?", videos=[]), ReadSettings())
     with pytest.raises(Skip, match="<video> stands in a question, and videos is empty"):

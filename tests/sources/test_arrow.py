@@ -111,6 +111,22 @@ def test_a_batch_has_the_dictionary_that_stood_before_it(tmp_path: Path) -> None
         open_cell(str(path), "1")
 
 
+@pytest.mark.parametrize("rows", [0, 3])
+def test_a_file_of_polars_is_whole(rows: int, tmp_path: Path) -> None:
+    """It has no length before the schema (polars 2.1): it was called cut, and the advice was to get it again."""
+    words = pa.array(["cat", "dog", "cat"]).dictionary_encode()
+    table = pa.table({"question": words, "answer": words}).slice(0, rows)
+    path = write_arrow(tmp_path / "a.arrow", table, stream=False, rows=2)
+    raw = path.read_bytes()
+    end = 16 + int.from_bytes(raw[12:16], "little")  # of the schema, behind the magic bytes and its length
+    path.write_bytes(raw[:8] + raw[16:end] + bytes(8) + raw[end:])
+    assert pa.ipc.open_file(str(path)).schema == table.schema
+    assert answers(path) == ["cat", "dog", "cat"][:rows]
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(PackError, match="is no whole Arrow file"):
+        read(path)
+
+
 def test_a_state_of_another_program_names_no_files(tmp_path: Path) -> None:
     """All Arrow files beside it were left out, without a word."""
     write_arrow(tmp_path / "a.arrow", asked("x"))

@@ -111,6 +111,7 @@ def test_columns_are_those_of_the_dialects(tmp_path: Path) -> None:
         "file_name,text\na.png,A cat.\n": ["<image>", "A cat."],
         "image_file_name,question,answer\na.png,q,a\n": ["<image>q", "a"],
         "image,caption\na.png,A cat.\n": ["<image>", "A cat."],
+        "image,file_name,text\n,a.png,A cat.\n": ["<image>", "A cat."],
         ",question,answer\n0,q,a\n": ["q", "a"],  # the index of pandas
         "question,answer,,\nq,a,,\n": ["q", "a"],  # empty columns of a spreadsheet
     }
@@ -133,6 +134,10 @@ def test_bad_rows_cost_themselves(tmp_path: Path) -> None:
     assert (
         found["4"] == "invalid_json: byte 0xe9 is not UTF-8, in b'q,caf\\xe9': iconv -f LATIN1 -t UTF-8 may write it so"
     )
+    (lost,) = read_text(tmp_path / "d.csv", "image_file_name,text\n,A cat.\n").values()  # it was a document
+    assert str(lost).startswith("missing_media: it is a caption, and image is empty")
+    joined = read_text(tmp_path / "c.csv", "question,answer\nq,a\nquestion,answer\n")  # it was trained
+    assert str(joined["1"]).startswith("invalid_json: it names the columns again, as in files that were joined")
     unread = read_text(tmp_path / "b.csv", "messages\n\"[{'role': array(1)}]\"\n")["0"]
     assert str(unread).startswith(("no_messages", "bad_message"))
 
@@ -161,7 +166,8 @@ def test_a_cut_table_is_damaged(text: bytes, said: str, tmp_path: Path) -> None:
     [
         (
             b"q,a,q\n",
-            "has the name 'q' twice: 'q, a, q': put a line as image,question,answer before it; source.columns",
+            "has the name 'q' twice: 'q, a, q': name each column once, as image,question,answer, in a line before it if"
+            " it is a row, else in its place; source.columns.* takes other names",
         ),
         (b"q,,a\n", "has a column without a name: 'q, , a'"),
         (b",,\n1,2,3\n", "has a column without a name"),
@@ -203,6 +209,29 @@ def test_a_list_of_images_in_base64_is_one_cell(tmp_path: Path, written: Callabl
     assert csv_rows.open_cell(str(tmp_path / "a.tsv"), "0/image/1").read(0, 99) == (WIDE + bytes(300))[:99]
     with pytest.raises(KeyError):
         csv_rows.open_cell(str(tmp_path / "a.tsv"), "0/image/2")
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_a_carriage_return_is_text_where_it_ends_no_line(end: str, tmp_path: Path) -> None:
+    """pandas writes it without quotes: the rest of the text became the question of another sample."""
+    cell = "lost?\rfound?" if end != "\r" else '"lost?\rfound?"'
+    rows = ["question,answer", f"{cell},a", 'b,"c\rd"', ""]
+    expected: dict[str, Read] = {"0": (["lost?\rfound?", "a"], []), "1": (["b", "c\rd"], [])}
+    assert read_text(tmp_path / "a.csv", end.join(rows)) == expected
+    assert read_text(tmp_path / "b.csv", "\n".join(rows[:2]) + "\r") == {"0": expected["0"]}
+
+
+@pytest.mark.parametrize("block_bytes", [1, 4, 7, 1 << 20])
+def test_a_quote_without_an_end_is_damage_wherever_it_stands(
+    block_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took all rows up to the next quote into one cell, and the ledger had one line for all of them."""
+    monkeypatch.setattr(csv_rows, "_BLOCK_BYTES", block_bytes)
+    rows = ["question,answer", '"q, or ""r""?\nNo.",a', '"q" x,a', '"lost,a', *["q,a"] * 5, '"q, or r?",a', "q,a", ""]
+    with pytest.raises(PackError, match="record 2 takes 7 lines, for a quote in it has no end or is not doubled at"):
+        read_text(tmp_path / "a.csv", "\n".join(rows))
+    found = read_text(tmp_path / "a.csv", "\n".join(rows[:3]))
+    assert (found["0"], str(found["1"])[:12]) == ((['q, or "r"?\nNo.', "a"], []), "invalid_json")
 
 
 def test_a_huge_cell_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,7 @@ def test_a_beginning_of_a_name_is_mapped_at_a_folder_and_the_longest_wins() -> N
     assert place_of("/mnt/old/x/a.jpg", "/mnt/old=/data", "/mnt/old/x/=there") == "there/a.jpg"
     assert place_of(r"C:\data\x\a.jpg", r"C:\data=/data") == "/data/x/a.jpg"
     assert place_of(r"C:\data\x\a.jpg", r"C:\\data=/data") == "/data/x/a.jpg", "as YAML and JSON escape it"
+    assert place_of("/old/split=a/a.jpg", "/old/split=a=/data/x=y") == "/data/x=y/a.jpg", "as Spark names folders"
     assert place_of(r"x\a.jpg", "x=y") == "y/a.jpg"
     assert place_of("s3://old/a.jpg", "s3://old=/data") == "/data/a.jpg"
     assert place_of("a.zip::x/b.jpg", "a.zip=/data/b.zip") == "a.zip::x/b.jpg", "no folder ends there"

@@ -147,6 +147,7 @@ def test_rows_that_two_entries_may_share_are_said(tmp_path: Path, capsys: pytest
     [
         ({"annotation": "gone/a.jsonl"}, r"meta/gone/a\.jsonl, and no .*/gone/a\.jsonl \(.*media_map=\[\"gone=FOLDER"),
         ({}, "annotation: no path"),
+        ({"annotation": ["a.jsonl"]}, r"annotation: no path: \['a\.jsonl'\]"),
         ({"annotation": "a.jsonl", "repeat_time": "often"}, "repeat_time is 'often', not a number from 0"),
         ({"annotation": "a.jsonl", "repeat_time": -1}, "repeat_time is -1, not a number"),
         ({"annotation": "a.jsonl", "max_dynamic_patch": "6"}, "max_dynamic_patch is '6', not a number of tiles"),
@@ -164,6 +165,14 @@ def test_a_meta_that_is_no_json_says_where(tmp_path: Path) -> None:
     path.write_text('{\n "a": {"root": "", "annotation": "a.jsonl", "repeat_time": 1},\n}')
     with pytest.raises(PackError, match=r"meta\.json: a meta of InternVL, and no JSON: .*line [23]"):
         find(str(path))
+
+
+def test_a_meta_may_have_a_byte_order_mark(tmp_path: Path) -> None:
+    """As Windows writes it: it was called an object of samples."""
+    write_rows(tmp_path / "a.jsonl", 1)
+    meta = Path(write_meta(tmp_path / "meta.json", a={"annotation": "a.jsonl"}))
+    meta.write_text(meta.read_text(), encoding="utf-8-sig")
+    assert [shard.name for shard in find(str(meta)).shards] == ["a.jsonl"]
 
 
 def test_places_of_another_machine_are_mapped(tmp_path: Path) -> None:

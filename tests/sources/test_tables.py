@@ -25,6 +25,7 @@ from energon_pack.sources.page_content import SnappyPage, content_of
 from energon_pack.sources.settings import Format, SourceConfig
 from energon_pack.sources.source_path import find_forms, find_source, source_format, source_line
 from energon_pack.sources.storage import InMemory, with_bytes_read
+from energon_pack.sources.table_shard import TableShard
 from support.packed import Make, samples
 from support.read_source import read
 from support.running import command_here
@@ -77,6 +78,34 @@ def test_paths_and_nulls(tmp_path: Path) -> None:
     }
     (sample,) = read(write_parquet(tmp_path / "a.parquet", pa.table(rows))).values()
     assert (len(sample[0]), sample[1]) == (2, [WIDE])
+
+
+def test_texts_and_lists_of_other_writers(tmp_path: Path) -> None:
+    """DuckDB writes JSON as a type of its own: it was read as bytes. Of a list view, one image a row was left."""
+    turns = json.dumps([{"role": "user", "content": "?"}, {"role": "assistant", "content": "a"}])
+    images = pa.array([[{"bytes": PNG, "path": None}, {"bytes": WIDE, "path": None}], []], pa.list_view(IMAGE))
+    table = pa.table({"messages": pa.array([turns] * 2, pa.json_()), "images": images})
+    found = read(write_parquet(tmp_path / "a.parquet", table))
+    assert found == {"0": (["<image><image>?", "a"], [PNG, WIDE]), "1": (["?", "a"], [])}
+
+
+def test_times_in_nanoseconds_cost_no_row(tmp_path: Path) -> None:
+    """pandas has them; each row was refused, with the advice to install pandas."""
+    times = [None, 1_700_000_000_123_456_789]
+    for kind in (pa.timestamp("ns"), pa.timestamp("ns", "UTC")):
+        table = pa.table(
+            {"text": ["a", "b"], "at": pa.array(times, kind), "all": pa.array([times] * 2, pa.list_(kind))}
+        )
+        assert len(read(write_parquet(tmp_path / "a.parquet", table))) == 2
+        flat = table.drop_columns("all")
+        with pa.ipc.new_file(str(tmp_path / "a.arrow"), flat.schema) as writer:
+            writer.write_table(flat)
+        for path in ("a.parquet", "a.arrow"):
+            assert [*read(tmp_path / path).values()] == [(["a"], []), (["b"], [])], path
+            (shard,) = find_source(SourceConfig(), str(tmp_path / path)).shards
+            assert isinstance(shard, TableShard)
+            *_, row = shard.first(2)
+            assert json.loads(row)["at"].startswith("2023-11-14 22:13:20.123456")
 
 
 def test_bad_rows_cost_themselves(tmp_path: Path) -> None:
@@ -166,6 +195,12 @@ def test_splits_are_told_by_names() -> None:
         files_of_split("/d", hub, None)
     with pytest.raises(PackError, match=r"source\.split=val: /d has train: 2 files"):
         files_of_split("/d", hub, "val")
+    kaggle = ["/d/Train.csv", "/d/Test.csv"]
+    assert files_of_split("/d", kaggle, "train") == kaggle[:1]
+    with pytest.raises(PackError, match="train: 1 file, test: 1 file"):
+        files_of_split("/d", kaggle, None)
+    spark = ["/d/split=train/part-0.parquet", "/d/split=test/part-0.parquet"]
+    assert files_of_split("/d", spark, "test") == spark[1:]
     saved = ["/d/validation/data-00000-of-00001.arrow", "/d/train/data-00000-of-00001.arrow"]
     assert files_of_split("/d", saved, "val") == saved[:1]
     assert files_of_split("/train", ["/train/a.parquet"], None) == ["/train/a.parquet"]

@@ -67,7 +67,7 @@ def test_a_processor_that_moves_bytes_makes_the_same_bits(real: Path, name: str)
     assert_same(media, images([(60, 90), (300, 41), (57, 56)]))
 
 
-@slow
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl"])
 def test_two_thousand_sizes_have_the_same_bits(real: Path, name: str) -> None:
     """Torch resizes bytes that lie in another order by another kernel, up and down."""

@@ -65,7 +65,7 @@ def test_who_keeps_every_batch_sees_no_value_change(num_workers: int) -> None:
     assert are_right(items)
 
 
-@slow
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{"multiprocessing_context": "spawn"}, {"pin_memory": True}], ids=["spawn", "pinned"]
 )
@@ -232,7 +232,7 @@ for one in loader(2):
 """
 
 
-@slow
+@pytest.mark.slow
 def test_nothing_is_left_when_a_run_is_killed() -> None:
     """`/dev/shm` of a machine would fill up, run by run."""
     before = {*os.listdir("/dev/shm")}

@@ -20,6 +20,7 @@ _OBJECT_MARKS = ("<ref-object>", "<bbox>")
 
 _IMG_TAG = re.compile(r"<img>([^<>\n]+)</img>")  # HTML has no </img>
 DOWNLOAD_ADVICE = "media are read from files: download it first (img2dataset does), and write the file's name"
+_BASE64_ADVICE = "`data:TYPE;base64,` is read from a value of its own, not from JSON that stands in a text"
 
 REMOVE_ADVICE = "source.missing_media=remove trains the rest of the document"
 
@@ -27,7 +28,8 @@ REMOVE_ADVICE = "source.missing_media=remove trains the rest of the document"
 def refuse_address(name: str, subject: str) -> None:
     """Raise Skip (`unsupported_media`) for a URL in a name's place. `subject`: subject and verb, as `images lists`."""
     if name.startswith("data:") or ("://" in name[:12].replace("file://", "") and not bucket_of(name)):
-        raise Skip(Reason.UNSUPPORTED_MEDIA, f"{subject} {name[:80]!r}: {DOWNLOAD_ADVICE}")
+        advice = _BASE64_ADVICE if name.startswith("data:") else DOWNLOAD_ADVICE
+        raise Skip(Reason.UNSUPPORTED_MEDIA, f"{subject} {name[:80]!r}: {advice}")
 
 
 def img_tag_names(text: str) -> list[str]:

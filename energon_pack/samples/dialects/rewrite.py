@@ -30,7 +30,7 @@ _MAX_PYTHON_CHARS = 1 << 20  # of a list as Python writes it, whose syntax tree 
 #: how numpy prints a list of texts: Python reads them as one
 _TEXTS_WITHOUT_COMMA = re.compile(r"""['"]\s+['"]""")
 #: what `datasets.ImageFolder` calls a column of names of files
-_FILE_NAME_KEY = re.compile(rf"({'|'.join(MEDIA_KEYS)})_file_names?")
+FILE_NAME_KEY = re.compile(rf"({'|'.join(MEDIA_KEYS)})_file_names?")
 #: fields whose list may be written as JSON text, as a cell of a table has it
 _LIST_FIELDS = frozenset((*MESSAGE_KEYS, *TURN_FIELDS, *MEDIA_KEYS, *chain(*INTERLEAVED_FIELDS.items())))
 
@@ -46,7 +46,7 @@ def rewrite_record(value: Any, settings: ReadSettings) -> Any:
     if settings.has_renames:
         value = rename_fields_and_roles(value, settings)
     value = with_document(without_synonyms(value), settings) if isinstance(value, dict) else value
-    return _from_image_folder(value) if isinstance(value, dict) and value.keys().isdisjoint(MEDIA_KEYS) else value
+    return _from_image_folder(value) if isinstance(value, dict) and not any(map(value.get, MEDIA_KEYS)) else value
 
 
 def _with_parsed_lists(value: dict[str, Any], settings: ReadSettings) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def renamed(record: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, An
 
 def _from_image_folder(value: dict[str, Any]) -> dict[str, Any]:
     """Rename the fields of ImageFolder's metadata, as `{file_name, text}` or `{video_file_name, text}`."""
-    names = {match[1]: match[0] for match in map(_FILE_NAME_KEY.fullmatch, value) if match}
+    names = {match[1]: match[0] for match in map(FILE_NAME_KEY.fullmatch, value) if match}
     if kind_by_name(str(value.get("file_name"))):
         names["image"] = "file_name"
     if not names:

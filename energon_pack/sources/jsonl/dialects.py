@@ -72,7 +72,7 @@ def parse_row(value: Any, rows: RowSettings, settings: ReadSettings) -> Record:
     """
     value = rewrite_record(value, settings)
     if isinstance(value, dict):
-        value = _renamed_fields(value, rows, settings)
+        value = {**_no_media_of_columns(settings), **_renamed_fields(value, rows, settings)}
         empty = empty_media_keys(value, settings)
         listed = [medium for key in MEDIA_KEYS if key in value for medium in _listed_media(value.pop(key), key)]
     else:
@@ -98,6 +98,11 @@ def parse_row(value: Any, rows: RowSettings, settings: ReadSettings) -> Record:
         spelled = {"video_frames": record.fields.get("video_frames"), "frame_indices": chosen}
         record.fields["video_frames"] = value_of_synonyms(spelled, [*spelled])
     return record
+
+
+def _no_media_of_columns(settings: ReadSettings) -> dict[str, None]:
+    """Return a null for each column of media that `source.columns` names: a record that lacks it has lost its media."""
+    return {key: None for key in MEDIA_KEYS if getattr(settings.columns, key, None) is not None}
 
 
 def _refuse_other_names(record: Record, paths: Sequence[str]) -> None:

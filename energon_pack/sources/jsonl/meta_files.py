@@ -13,6 +13,7 @@ from energon_pack.run.address import bucket_of
 from energon_pack.run.console import say
 from energon_pack.run.plain_data import json_value
 from energon_pack.sources.jsonl.dialects import RowSettings
+from energon_pack.sources.jsonl.line_index import BYTE_ORDER_MARK
 from energon_pack.sources.media_map import media_map_of
 from energon_pack.sources.mixture import MAX_META_BYTES, read_yaml
 from energon_pack.sources.settings import SourceConfig
@@ -103,6 +104,7 @@ def read_entries(path: str) -> _Entries | None:
         return None
     with open_file(path) as file:
         raw = file.read(0, file.size) if file.size <= MAX_META_BYTES else b""
+    raw = raw.removeprefix(BYTE_ORDER_MARK)
     if not raw.lstrip().startswith(b"{"):
         return None
     try:
