@@ -20,6 +20,8 @@ from energon_pack import PackedDataset, guard, member_logps, num_pairs, preferen
 class PackedDPOTrainer(DPOTrainer):
     """Trains on batches of `packs.pair_collator()`: the mean loss over the pairs of a step, on all ranks."""
 
+    loss_is_scaled_for_ga = True  # losses are divided by the step's pairs already
+
     def _prepare_dataset(self, dataset: Any, *_: Any, **__: Any) -> Any:
         return dataset  # rows name packs: there is nothing to tokenise in them
 
@@ -64,7 +66,6 @@ def main() -> None:
         data_collator=packs.pair_collator(),
         processing_class=AutoTokenizer.from_pretrained(name),
     )
-    trainer.model_accepts_loss_kwargs = True  # its losses are divided by the step's pairs already
     trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
 
 
