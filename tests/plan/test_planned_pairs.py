@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -25,6 +27,7 @@ from energon_pack.stages.measuring import Measured, index_source, measure_source
 from energon_pack.stages.pack_run import begin_run
 from energon_pack.steps.topology import Topology
 from energon_pack.verify import Options, verify
+from energon_pack.verify.pack_checks import check_pairs
 from support.packed import demo_config, json_lines, packed
 from support.pairs import sides_in_packs, write_pairs
 from support.running import command_here
@@ -155,3 +158,21 @@ def test_both_sides_of_a_pair_are_shown(demo: tuple[Path, Path], tmp_path: Path)
         _, _, of_side = shown.partition(f"pairs.jsonl:2+{side}")
         assert word in of_side
     assert "«It is near." not in shown
+
+
+def test_verify_names_a_torn_pair() -> None:
+    """A plan and packs that agree, and put another side behind the chosen one."""
+
+    def defects(*ids: tuple[str, str]) -> list[str]:
+        names = [f"{sample}+{side}" for sample, side in ids]
+        rows = [
+            SimpleNamespace(sample=sample, sample_id=name, cut=SimpleNamespace(part=side))
+            for name, (sample, side) in zip(names, ids, strict=True)
+        ]
+        return [*check_pairs(cast(Any, SimpleNamespace(meta={"sample_ids": names})), cast(Any, rows))]
+
+    whole = [("a", "chosen"), ("a", "rejected"), ("b", "chosen"), ("b", "rejected")]
+    assert defects(*whole) == []
+    assert defects(*whole[:3]) == ["b+chosen is not followed by the other side of its pair"]
+    assert defects(whole[1], whole[0]) == ["a+rejected is not followed by the other side of its pair"]
+    assert defects(whole[0], whole[3]) == ["a+chosen is not followed by the other side of its pair"]
