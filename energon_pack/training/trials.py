@@ -37,6 +37,7 @@ from energon_pack.training.model_trial import (
     run_change,
 )
 from energon_pack.training.model_wrappers import class_of
+from energon_pack.training.recording import tokens_of
 from energon_pack.training.restored_model import (
     forward_suspended,
     full_precision,
@@ -116,11 +117,11 @@ class Trials:
         members = self._read(inputs) if self._door.reads_each else None
         key, kept = situation_of(self._model, part, inputs, self._door.mask_of(inputs, members))
         situation = self._situations.setdefault(key, Situation(kept))
-        situation.num_forwards += 1
+        age = situation.count(tokens_of(inputs).shape[:2], runs=not self.tries_all)
         if not self._on_any_rank(self.tries_all or situation.may_try):
             return None
         members = self._read(inputs) if members is None else members
-        sizes = sizes_of(self._model, inputs, members)
+        sizes = sizes_of(self._model, inputs, members) | {age}
         extent = Extent(MOST) if self.tries_all else situation.extent(not sizes <= situation.sizes)
         has_others = len({one.row for one in members}) < len(members)
         most, follows, words = (self._most_on_ranks(one if has_others or self.tries_all else 0) for one in extent)
