@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.nn import Module
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from energon_pack.training.forward_inputs import MixingError
 
@@ -26,7 +27,7 @@ _MAX_COPIED_ELEMENTS = 2**20
 _MAX_DEPTH, _MAX_ITEMS = 5, 1000
 _HOOK_SUFFIX = "_hooks"
 #: dicts of a part that others than a forward change: FSDP swaps parameters
-_LEFT_ALONE = ("_modules", "_parameters", _HOOK_SUFFIX)
+_LEFT_ALONE = ("_modules", "_parameters", _HOOK_SUFFIX, "_hooks_with_kwargs", "_hooks_always_called")
 _CONTAINERS = (list, dict, set, deque)
 _FUNCTIONS = (FunctionType, MethodType, partial)
 #: homes of code and objects that are left alone
@@ -36,14 +37,21 @@ _Restore = Callable[[], str]
 
 
 @contextmanager
-def kept_state(model: Module, is_sharded: bool) -> Iterator[None]:
-    """Put back what a model holds when the block ends; MixingError: a run wrote into a tensor too large to copy."""
+def kept_state(model: Module, is_sharded: bool) -> Iterator[Callable[[], list[str]]]:
+    """Put back what a model holds when the block ends; yield a function that does so before.
+
+    MixingError: a run wrote into a tensor too large to copy.
+    """
     restores = [restore for name, value in _held(model) if (restore := _restore_of(name, value, is_sharded))]
+
+    @torch.no_grad()
+    def put_back() -> list[str]:
+        return [name for restore in restores if (name := restore())]
+
     try:
-        yield
+        yield put_back
     finally:
-        with torch.no_grad():
-            moved = [name for restore in restores if (name := restore())]
+        moved = put_back()
     if moved:
         raise MixingError(
             f"a forward of {type(model).__name__} writes into {', '.join(moved[:3])}: too large to be put back after a"
@@ -158,8 +166,10 @@ def _restore_container(value: Any) -> _Restore:
 
 def _restore_tensor(name: str, value: Tensor) -> _Restore | None:
     """Return a function that puts a tensor back: its memory by itself, what is written into it by a copy."""
+    if is_lazy(value):
+        raise MixingError(f"{name} has no values before a first forward: run the model once before its training")
     is_plain = value.layout == torch.strided and not (value.is_meta or value.is_inference())
-    if not is_plain or isinstance(value, DTensor) or not value.untyped_storage().size():
+    if not is_plain or is_traceable_wrapper_subclass(value) or not value.untyped_storage().size():
         return None
     first, version = value.detach(), value._version
     is_copied = value.numel() <= _MAX_COPIED_ELEMENTS and not value.requires_grad

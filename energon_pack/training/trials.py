@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -211,7 +210,6 @@ class Trials:
             uses_model_loss=any(inputs.get(name) is not None for name in ("labels", "shift_labels")),
             is_loss_divided=inputs.get("num_items_in_batch") is not None,
             repeats_routing=has_experts(part),
-            before_run=partial(pending.before_run, 0),
             most_on_ranks=self._most_on_ranks,
             offset=batch.random.random(),
         )
