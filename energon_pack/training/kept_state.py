@@ -27,7 +27,7 @@ _MAX_COPIED_ELEMENTS = 2**20
 _MAX_DEPTH, _MAX_ITEMS = 5, 1000
 _HOOK_SUFFIX = "_hooks"
 #: dicts of a part that others than a forward change: FSDP swaps parameters
-_LEFT_ALONE = ("_modules", "_parameters", _HOOK_SUFFIX, "_hooks_with_kwargs", "_hooks_always_called")
+_LEFT_ALONE = ("_modules", "_parameters")
 _CONTAINERS = (list, dict, set, deque)
 _FUNCTIONS = (FunctionType, MethodType, partial)
 #: homes of code and objects that are left alone
@@ -134,7 +134,8 @@ def _restore_of(name: str, value: Any, is_sharded: bool) -> _Restore | None:
     if isinstance(value, CellType):
         return _restore_attribute(value, "cell_contents") if _content(value) is not None else None
     if isinstance(value, _CONTAINERS):
-        return None if name.endswith(_LEFT_ALONE) else _restore_container(value)
+        is_left = name.endswith(_LEFT_ALONE) or (is_sharded and _HOOK_SUFFIX in name)
+        return None if is_left else _restore_container(value)
     return _restore_container(vars(value)) if hasattr(value, "__dict__") else None
 
 
