@@ -124,7 +124,8 @@ def _content(cell: CellType) -> Any:
 
 def _restore_of(name: str, value: Any, is_sharded: bool) -> _Restore | None:
     if isinstance(value, Tensor):
-        return None if is_sharded and isinstance(value, torch.nn.Parameter) else _restore_tensor(name, value)
+        is_shard = is_sharded and (isinstance(value, torch.nn.Parameter) or value.requires_grad)
+        return None if is_shard else _restore_tensor(name, value)
     if isinstance(value, torch.Generator):
         return _restore_by(partial(value.set_state, value.get_state()))
     if isinstance(value, random.Random):
@@ -136,7 +137,8 @@ def _restore_of(name: str, value: Any, is_sharded: bool) -> _Restore | None:
     if isinstance(value, _CONTAINERS):
         is_left = name.endswith(_LEFT_ALONE) or (is_sharded and _HOOK_SUFFIX in name)
         return None if is_left else _restore_container(value)
-    return _restore_container(vars(value)) if hasattr(value, "__dict__") else None
+    has_shards = is_sharded and isinstance(value, Module)
+    return _restore_container(vars(value), has_shards) if hasattr(value, "__dict__") else None
 
 
 def _restore_by(function: Callable[[], object]) -> _Restore:
@@ -151,10 +153,14 @@ def _restore_attribute(owner: Any, name: str) -> _Restore:
     return _restore_by(partial(setattr, owner, name, getattr(owner, name)))
 
 
-def _restore_container(value: Any) -> _Restore:
-    before = value.copy()
+def _restore_container(value: Any, has_shards: bool = False) -> _Restore:
+    first = value.copy()
 
     def restore() -> str:
+        before = first
+        if has_shards:  # FSDP1 keeps views of its flat parameters there
+            before = {key: one for key, one in first.items() if not isinstance(one, Tensor)}
+            before |= {key: one for key, one in value.items() if isinstance(one, Tensor)}
         values, earlier = ([*one.values()] if isinstance(one, dict) else [*one] for one in (value, before))
         if len(values) == len(earlier) and all(map(is_, values, earlier)):
             return ""

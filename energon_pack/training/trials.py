@@ -40,6 +40,7 @@ from energon_pack.training.recording import tokens_of
 from energon_pack.training.restored_model import (
     forward_suspended,
     full_precision,
+    has_flat_parameters,
     is_sharded,
     restored,
     without_dropout,
@@ -195,6 +196,7 @@ class Trials:
         """Compare members of a batch with their runs alone; on no rank with gradients if on one nothing is trained."""
         part, inputs = pending.part, pending.inputs
         follows, most = torch.is_grad_enabled() and extent.compares_gradients, extent.num_members
+        follows = follows and not has_flat_parameters(self._model)  # FSDP1 would take a backward for the step's
         keeps_positions = inputs.get("input_ids") is None or (has_rope_rows(self._model) and removes_ids(pending))
         probe = batch.probe(most, keeps_positions, follows)
         if follows and self._on_any_rank(not any(one.in_loss for one in probe.placed)):

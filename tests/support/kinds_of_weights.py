@@ -10,6 +10,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -294,6 +295,47 @@ def hqq_4_bit() -> Any:
     return parts(plain(), lambda part: hqq.HQQLinear(part, config, compute_dtype=torch.float32, device="cpu"))
 
 
+_PARTS = {"target_modules": ["q_proj", "up_proj"], "init_weights": False}
+_ONE_PART = {"target_modules": ["q_proj"], "init_weights": False}
+_LORA = {"r": 4, "target_modules": ["q_proj", "up_proj"], "init_lora_weights": False}
+#: adapters of PEFT that change no inputs: the name of a config, and its settings
+ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "lora, dropout": ("Lora", {**_LORA, "lora_dropout": 0.1}),
+    "dora": ("Lora", {**_LORA, "use_dora": True}),
+    "lora of embeddings": ("Lora", {**_LORA, "target_modules": ["q_proj", "embed_tokens"], "use_rslora": True}),
+    "lora beside a trained head": ("Lora", {**_LORA, "modules_to_save": ["lm_head"]}),
+    "adalora": ("AdaLora", {**_LORA, "total_step": 100}),
+    "ia3": ("IA3", {**_PARTS, "feedforward_modules": ["up_proj"]}),
+    "loha": ("LoHa", {**_PARTS, "r": 4}),
+    "lokr": ("LoKr", {**_PARTS, "r": 4}),
+    "oft": ("OFT", {**_PARTS, "r": 0, "oft_block_size": 8}),
+    "boft": ("BOFT", {**_PARTS, "boft_block_size": 8}),
+    "hra": ("HRA", {**_PARTS, "r": 4}),
+    "vera": ("Vera", {**_ONE_PART, "r": 4}),
+    "randlora": ("RandLora", {**_ONE_PART, "r": 4}),
+    "fourierft": ("FourierFT", {**_ONE_PART, "n_frequency": 16}),
+    "vblora": ("VBLoRA", {"target_modules": ["q_proj"], "r": 2, "vector_length": 8, "num_vectors": 16}),
+    "norms": ("LNTuning", {"target_modules": ["input_layernorm", "norm"]}),
+    "tokens": ("TrainableTokens", {"token_indices": [9, 10], "target_modules": ["embed_tokens"]}),
+    "miss": ("Miss", {**_PARTS, "r": 4}),
+    "shira": ("Shira", {**_PARTS, "r": 4}),
+    "c3a": ("C3A", {**_ONE_PART, "block_size": 8}),
+    "road": ("Road", {**_PARTS, "group_size": 8}),
+    "waveft": ("WaveFT", {**_ONE_PART, "n_frequency": 16}),
+    "delora": ("Delora", {**_PARTS, "r": 4}),
+    "gralora": ("Gralora", {**_PARTS, "r": 4, "gralora_k": 2}),
+    "adaption prompt": ("AdaptionPrompt", {"adapter_len": 4, "adapter_layers": 2, "task_type": "CAUSAL_LM"}),
+}
+
+
+def adapted(name: str) -> Any:
+    peft: Any = import_module("peft")
+    torch.manual_seed(0)
+    kind, settings = ADAPTERS[name]
+    settings = {"init_ia3_weights" if (kind, key) == ("IA3", "init_weights") else key: v for key, v in settings.items()}
+    return peft.get_peft_model(plain(), getattr(peft, f"{kind}Config")(**settings)).train()
+
+
 OF_TORCH: list[Make] = [
     tied, float16, bfloat16, float64, meta_then_loaded, mapped, views_of_one_tensor, weight_norm, spectral_norm,
     old_spectral_norm, pruned, frozen_codebooks, gptq_like, a_large_table, float8, lazy, dynamic_int8,
@@ -379,9 +421,10 @@ def found_with(make: Make) -> str:
 
 def main() -> None:
     found: dict[str, str] = {}
-    for make in OF_PACKAGES:
-        found[make.__name__] = found_with(make)
-        print(make.__name__, found[make.__name__][:300], flush=True)
+    makes = {make.__name__: make for make in OF_PACKAGES} | {name: partial(adapted, name) for name in ADAPTERS}
+    for name, make in makes.items():
+        found[name] = found_with(make)
+        print(name, found[name][:300], flush=True)
     Path(sys.argv[1]).write_text(json.dumps(found))
 
 

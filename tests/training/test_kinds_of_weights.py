@@ -45,7 +45,7 @@ def test_a_kind_of_torch_trains_as_without_the_guard(make: kinds.Make) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_kinds_of_packages_train_as_without_the_guard(tmp_path: Path) -> None:
-    """bitsandbytes, torchao, quanto and HQQ themselves, on a CPU."""
+    """bitsandbytes, torchao, quanto, HQQ and PEFT's adapters themselves, on a CPU."""
     variables = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     try:
         python = python_of("weights")
@@ -62,7 +62,7 @@ def test_kinds_of_packages_train_as_without_the_guard(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     print(done.stdout)
     found = json.loads((tmp_path / "found").read_text())
-    assert found.keys() == {make.__name__ for make in kinds.OF_PACKAGES}
+    assert found.keys() == {*(make.__name__ for make in kinds.OF_PACKAGES), *kinds.ADAPTERS}
     for name, said in found.items():
         check(name, said)
 
