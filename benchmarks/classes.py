@@ -21,7 +21,7 @@ import resource
 import signal
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,8 @@ _UNKNOWN = (
 )
 
 Row = dict[str, Any]
+#: a class and kinds of runs → a row for each
+Find = Callable[[Named, Sequence[str]], Iterator[Row]]
 
 
 def main() -> None:
@@ -62,7 +64,7 @@ def main() -> None:
         missing = [name for name in arguments.attention if (one.name, name) not in known]
         if not missing or (arguments.only and one.name not in arguments.only):
             continue
-        for row in in_child(one, missing, arguments.device):
+        for row in in_child(one, missing, arguments.device, partial(rows_of, device=arguments.device)):
             known[one.name, row["attention"]] = row
             with path.open("a") as lines:
                 lines.write(json.dumps(row) + "\n")
@@ -78,11 +80,11 @@ def rows_of(one: Named, attentions: Sequence[str], device: str) -> Iterator[Row]
     make = getattr(tf, one.name)
     try:
         config = config_of(one)
-        every, untried = _every_layer(make, config)
+        every, untried = every_layer(make, config)
         model = small_model(make, every, "eager")
-        given, why = _members(one, model)
+        given, why = members_of(one, model)
     except Exception as error:  # foreign code
-        yield from ({**about, "attention": name, "verdict": "not built", "why": _said(error)} for name in attentions)
+        yield from ({**about, "attention": name, "verdict": "not built", "why": said(error)} for name in attentions)
         return
     about |= {"media": sorted(given[0].media), "no_media": why, "untried": untried}
     for name in attentions:
@@ -97,7 +99,7 @@ def rows_of(one: Named, attentions: Sequence[str], device: str) -> Iterator[Row]
         yield {**row, "seconds": round(time.perf_counter() - start, 1)}
 
 
-def _every_layer(make: Any, config: Any) -> tuple[Any, str]:
+def every_layer(make: Any, config: Any) -> tuple[Any, str]:
     """A config with each kind of layer that the class names; or the same config, and why such a one can't be run."""
     missing = missing_layers(config)
     if not missing:
@@ -108,11 +110,11 @@ def _every_layer(make: Any, config: Any) -> tuple[Any, str]:
         with torch.no_grad():
             model(input_ids=torch.arange(20, 40)[None], use_cache=False)
     except Exception as error:  # foreign code
-        return config, f"{', '.join(missing)}: {_said(error)}"
+        return config, f"{', '.join(missing)}: {said(error)}"
     return every, ""
 
 
-def _members(one: Named, model: Any) -> tuple[list[Encoded], str]:
+def members_of(one: Named, model: Any) -> tuple[list[Encoded], str]:
     """Members with which the class runs alone: with images if it can be; else why not."""
     why = ""
     if one.sees and any(getattr(part, "is_encoder_decoder", False) for part in configs_in(model.config)):
@@ -125,7 +127,7 @@ def _members(one: Named, model: Any) -> tuple[list[Encoded], str]:
                 return given, ""
             why = "its image processor gives nothing that the model takes"
         except Exception as error:  # foreign code
-            why = _said(error)
+            why = said(error)
     given = members(one, model, False)
     _run(model, given)
     return given, why
@@ -158,11 +160,11 @@ def _distance(proof: Proof) -> float:
     return max(*proof.finding.differences, proof.finding.leaked_gradient or 0.0) if proof.finding else float("inf")
 
 
-def in_child(one: Named, attentions: Sequence[str], device: str) -> list[Row]:
-    """A class in a process of its own, within a time and some memory."""
+def in_child(one: Named, kinds: Sequence[str], device: str, find: Find, key: str = "attention") -> list[Row]:
+    """What a function finds of a class, in a process of its own, within a time and some memory; a row a kind."""
     context: Any = multiprocessing.get_context("fork" if device == "cpu" else "spawn")
     ours, theirs = context.Pipe(duplex=False)
-    child = context.Process(target=_child, args=(one, attentions, device, theirs))
+    child = context.Process(target=_child, args=(find, one, kinds, device, theirs))
     child.start()
     theirs.close()
     rows: list[Row] = []
@@ -172,27 +174,27 @@ def in_child(one: Named, attentions: Sequence[str], device: str) -> list[Row]:
     except EOFError:
         pass
     child.join()
-    for name in attentions[len(rows) :]:
-        rows.append({"name": one.name, "type": one.model_type, "sees": one.sees, "attention": name})
+    for name in kinds[len(rows) :]:
+        rows.append({"name": one.name, "type": one.model_type, "sees": one.sees, key: name})
         is_late = child.exitcode == -signal.SIGALRM
         why = f"more than {_SECONDS} s" if is_late else f"its process ended with {child.exitcode}"
         rows[-1] |= {"verdict": "not built", "why": why}
     return rows
 
 
-def _child(one: Named, attentions: Sequence[str], device: str, rows: Any) -> None:
+def _child(find: Find, one: Named, kinds: Sequence[str], device: str, rows: Any) -> None:
     signal.alarm(_SECONDS)  # its default action ends the process
     if device == "cpu":  # CUDA reserves more addresses than there is memory
         resource.setrlimit(resource.RLIMIT_AS, (_BYTES, _BYTES))
     # Compiling flex_attention takes half a minute a class; as PyTorch's reference it has the same masks.
     torch._dynamo.config.disable = True
     flex._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True
-    for row in rows_of(one, attentions, device):
+    for row in find(one, kinds):
         rows.send(row)
         signal.alarm(_SECONDS)
 
 
-def _said(error: Exception) -> str:
+def said(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
@@ -222,7 +224,7 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _quiet() -> None:
+def quiet() -> None:
     """Silence transformers, and import once what every child would import."""
     for name in ("generation", "image_processing_utils", "models.llama.modeling_llama", "models.clip.modeling_clip"):
         importlib.import_module(f"transformers.{name}")
@@ -232,5 +234,5 @@ def _quiet() -> None:
 
 
 if __name__ == "__main__":
-    _quiet()
+    quiet()
     main()

@@ -184,7 +184,8 @@ def gradients_of(
         (loss,), (torch.ones_like(loss),), False, False, followed, True, accumulate_grad=False
     )
     of_weights = [_thinned(one, offset) for one in gradients[1 + len(media) :]]
-    return Gradients(gradients[0], gradients[1 : 1 + len(media)], of_weights)
+    of_embeddings = torch.zeros_like(embedded) if gradients[0] is None else gradients[0]  # None behind frozen layers
+    return Gradients(of_embeddings, gradients[1 : 1 + len(media)], of_weights)
 
 
 def _has_reentrant_checkpoint(loss: Tensor) -> bool:

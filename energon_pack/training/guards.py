@@ -197,11 +197,11 @@ def _model_to_guard(model: Any) -> Any:
         torch.compiler.reset()  # code that is compiled already runs no hooks
     if not is_transformers_model(inner) and not hasattr(inner, "config"):
         parts = inner.named_modules() if isinstance(inner, Module) else ()
-        within = next(
-            (f": its {name} is a {type(part).__name__}" for name, part in parts if is_transformers_model(part)), ""
-        )
+        named = (f": its {name} is a {type(part).__name__}" for name, part in parts if is_transformers_model(part))
+        within = next(named, "")
         raise MixingError(f"a {type(inner).__name__} is no model of transformers: guard the one within it{within}")
-    if getattr(inner, "get_output_embeddings", lambda: inner)() is None:
+    heads = [part.get_output_embeddings() for part in inner.modules() if hasattr(part, "get_output_embeddings")]
+    if heads and all(head is None for head in heads):  # NemotronH Omni's is that of a part
         raise MixingError(
             f"{class_of(inner).__name__} makes no logits, by which members are compared: guard the whole model that it"
             " is a part of (…ForCausalLM, …ForConditionalGeneration); its parts are guarded with it"
@@ -220,7 +220,8 @@ def _pack_check(
 
         masks.add(tree_mask_kind(model))
 
-    def check(part: Module, inputs: dict[str, Any]) -> None:
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # each read would make a graph of its own
+    def look(inputs: dict[str, Any]) -> None:
         check_inputs(inputs, attention)
         mask = mask_kind_of(inputs)
         if mask not in masks:
@@ -240,6 +241,9 @@ def _pack_check(
             )
         if rope_rows and inputs["position_ids"].dim() != 3:
             raise MixingError(f"{type(model).__name__} takes M-RoPE rows [4, B, S]: model_inputs(model) makes them")
+
+    def check(part: Module, inputs: dict[str, Any]) -> None:
+        look(inputs)
         if first is not None:
             first.check(part, inputs)
 

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.nn import Module
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from energon_pack.training.forward_inputs import MixingError
 
@@ -26,7 +27,7 @@ _MAX_COPIED_ELEMENTS = 2**20
 _MAX_DEPTH, _MAX_ITEMS = 5, 1000
 _HOOK_SUFFIX = "_hooks"
 #: dicts of a part that others than a forward change: FSDP swaps parameters
-_LEFT_ALONE = ("_modules", "_parameters", _HOOK_SUFFIX)
+_LEFT_ALONE = ("_modules", "_parameters")
 _CONTAINERS = (list, dict, set, deque)
 _FUNCTIONS = (FunctionType, MethodType, partial)
 #: homes of code and objects that are left alone
@@ -36,14 +37,21 @@ _Restore = Callable[[], str]
 
 
 @contextmanager
-def kept_state(model: Module, is_sharded: bool) -> Iterator[None]:
-    """Put back what a model holds when the block ends; MixingError: a run wrote into a tensor too large to copy."""
+def kept_state(model: Module, is_sharded: bool) -> Iterator[Callable[[], list[str]]]:
+    """Put back what a model holds when the block ends; yield a function that does so before.
+
+    MixingError: a run wrote into a tensor too large to copy.
+    """
     restores = [restore for name, value in _held(model) if (restore := _restore_of(name, value, is_sharded))]
+
+    @torch.no_grad()
+    def put_back() -> list[str]:
+        return [name for restore in restores if (name := restore())]
+
     try:
-        yield
+        yield put_back
     finally:
-        with torch.no_grad():
-            moved = [name for restore in restores if (name := restore())]
+        moved = put_back()
     if moved:
         raise MixingError(
             f"a forward of {type(model).__name__} writes into {', '.join(moved[:3])}: too large to be put back after a"
@@ -116,7 +124,8 @@ def _content(cell: CellType) -> Any:
 
 def _restore_of(name: str, value: Any, is_sharded: bool) -> _Restore | None:
     if isinstance(value, Tensor):
-        return None if is_sharded and isinstance(value, torch.nn.Parameter) else _restore_tensor(name, value)
+        is_shard = is_sharded and (isinstance(value, torch.nn.Parameter) or value.requires_grad)
+        return None if is_shard else _restore_tensor(name, value)
     if isinstance(value, torch.Generator):
         return _restore_by(partial(value.set_state, value.get_state()))
     if isinstance(value, random.Random):
@@ -126,8 +135,10 @@ def _restore_of(name: str, value: Any, is_sharded: bool) -> _Restore | None:
     if isinstance(value, CellType):
         return _restore_attribute(value, "cell_contents") if _content(value) is not None else None
     if isinstance(value, _CONTAINERS):
-        return None if name.endswith(_LEFT_ALONE) else _restore_container(value)
-    return _restore_container(vars(value)) if hasattr(value, "__dict__") else None
+        is_left = name.endswith(_LEFT_ALONE) or (is_sharded and _HOOK_SUFFIX in name)
+        return None if is_left else _restore_container(value)
+    has_shards = is_sharded and isinstance(value, Module)
+    return _restore_container(vars(value), has_shards) if hasattr(value, "__dict__") else None
 
 
 def _restore_by(function: Callable[[], object]) -> _Restore:
@@ -142,10 +153,14 @@ def _restore_attribute(owner: Any, name: str) -> _Restore:
     return _restore_by(partial(setattr, owner, name, getattr(owner, name)))
 
 
-def _restore_container(value: Any) -> _Restore:
-    before = value.copy()
+def _restore_container(value: Any, has_shards: bool = False) -> _Restore:
+    first = value.copy()
 
     def restore() -> str:
+        before = first
+        if has_shards:  # FSDP1 keeps views of its flat parameters there
+            before = {key: one for key, one in first.items() if not isinstance(one, Tensor)}
+            before |= {key: one for key, one in value.items() if isinstance(one, Tensor)}
         values, earlier = ([*one.values()] if isinstance(one, dict) else [*one] for one in (value, before))
         if len(values) == len(earlier) and all(map(is_, values, earlier)):
             return ""
@@ -158,8 +173,10 @@ def _restore_container(value: Any) -> _Restore:
 
 def _restore_tensor(name: str, value: Tensor) -> _Restore | None:
     """Return a function that puts a tensor back: its memory by itself, what is written into it by a copy."""
+    if is_lazy(value):
+        raise MixingError(f"{name} has no values before a first forward: run the model once before its training")
     is_plain = value.layout == torch.strided and not (value.is_meta or value.is_inference())
-    if not is_plain or isinstance(value, DTensor) or not value.untyped_storage().size():
+    if not is_plain or is_traceable_wrapper_subclass(value) or not value.untyped_storage().size():
         return None
     first, version = value.detach(), value._version
     is_copied = value.numel() <= _MAX_COPIED_ELEMENTS and not value.requires_grad

@@ -25,6 +25,9 @@ _log = logging.getLogger(__name__)
 _SKETCH_SIZE = 256
 #: tokens that are sketched together, since each takes a float32 for each id of the vocabulary meanwhile
 _SKETCHED_TOKENS = 64
+_NO_FULL_GRAPH = (
+    "guard reads the inputs of each call, which is in no graph: torch.compile(model) without fullgraph=True"
+)
 #: some classes give words that can't come next a logit as low as that
 _IMPOSSIBLE_LOGIT = 1e4
 
@@ -169,6 +172,12 @@ def unchecked(model: Module) -> Iterator[None]:
         calls.is_trial = False
 
 
+def _enter(check: Callable[..., None], *call: Any) -> None:
+    if torch.compiler.is_compiling():
+        torch._dynamo.graph_break(msg=_NO_FULL_GRAPH)
+    check(*call)
+
+
 def hook_calls(model: Module, check_call: InputCheck) -> tuple[list[RemovableHandle], InputCheck]:
     """Hook `check_call` before outermost calls of a model and its parts; return the handles, and a check of inputs."""
     calls, said, inner = _RunningCalls(), set[str](), weakref.WeakSet([*model.modules()][1:])
@@ -185,6 +194,7 @@ def hook_calls(model: Module, check_call: InputCheck) -> tuple[list[RemovableHan
 
     norms = [part for part in model.modules() if isinstance(part, _BatchNorm)]
 
+    @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
     def check(names: Sequence[str], part: Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         if calls.is_trial:
             return
@@ -220,7 +230,9 @@ def hook_calls(model: Module, check_call: InputCheck) -> tuple[list[RemovableHan
         takes_positions = "position_ids" in names or (module is model and takes_any)
         if takes_positions and {"input_ids", "inputs_embeds"} & {*names}:
             # before all others: a trial would undo what they set
-            handles.append(module.register_forward_pre_hook(partial(check, names), with_kwargs=True, prepend=True))
+            handles.append(
+                module.register_forward_pre_hook(partial(_enter, check, names), with_kwargs=True, prepend=True)
+            )
             handles.append(module.register_forward_hook(leave, always_call=True))
     layers = getattr(getattr(model, "get_decoder", lambda: None)(), "layers", None)
     if isinstance(layers, ModuleList) and len(layers):

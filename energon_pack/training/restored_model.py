@@ -117,9 +117,14 @@ def is_sharded(model: Module) -> bool:
     """Say whether a model's parameters are sharded over ranks: by FSDP, tensor parallelism or DeepSpeed's ZeRO 3."""
     if not dist.is_available() or not dist.is_initialized():
         return False
-    if any(isinstance(part, (FSDPModule, FullyShardedDataParallel)) for part in model.modules()):
+    if has_flat_parameters(model) or any(isinstance(part, FSDPModule) for part in model.modules()):
         return True
     return any(isinstance(one, DTensor) or hasattr(one, "ds_id") for one in model.parameters())
+
+
+def has_flat_parameters(model: Module) -> bool:
+    """Say whether parts of a model are sharded by FSDP1."""
+    return any(isinstance(part, FullyShardedDataParallel) for part in model.modules())
 
 
 @contextmanager

@@ -53,6 +53,7 @@ class Situation:
     num_forwards: int = 0
     num_trials: int = 0
     sizes: set[tuple[str, Any]] = field(default_factory=set)
+    shapes: set[Sequence[int]] = field(default_factory=set)
 
     @property
     def may_try(self) -> bool:
@@ -75,6 +76,16 @@ class Situation:
         if has_new_sizes:
             return Extent(_OF_NEW_SIZES, replaces_words=replaces_words)
         return Extent(_FEW if number % every == 0 else 0, number % (4 * every) == 0, replaces_words)
+
+    def count(self, shape: Sequence[int], runs: bool) -> tuple[str, bool]:
+        """Count a forward that `runs`, or is only tried; return, as a size, whether one that ran had its shape.
+
+        What a model keeps by the shape is of an earlier batch then.
+        """
+        self.num_forwards += 1
+        is_known = shape in self.shapes
+        self.shapes |= {shape} if runs else set()
+        return "has a shape of before", is_known
 
     def record(self, sizes: set[tuple[str, Any]]) -> None:
         """Record a trial that passed with a batch of these sizes."""

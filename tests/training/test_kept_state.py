@@ -138,10 +138,23 @@ def codes_that_a_first_forward_repacks(model: Any) -> Callable[[], Any]:
     return lambda: (model.model.layers[0].mlp.up_proj.codes, model.model.layers[0].mlp.up_proj.is_ready)
 
 
+def hooks_that_a_first_forward_puts_in(model: Any) -> Callable[[], Any]:
+    """As transformers' recorder of hidden states, which LLaVA asks for: in twice, it gave another layer, or none."""
+    norm = model.model.norm
+
+    def enter(part: Any, _: Any) -> None:
+        if not getattr(part, "is_ready", False):
+            part.is_ready = True
+            part.register_forward_hook(lambda *_: None)
+
+    norm.register_forward_pre_hook(enter)
+    return lambda: (norm.is_ready, len(norm._forward_hooks))
+
+
 HOLDS: list[Hold] = [
     a_buffer, a_tensor_in_an_attribute, a_frozen_codebook, a_list_in_a_dict_in_a_list, an_object, counters_of_hooks,
     the_counter_of_a_parameters_hook, a_generator_of_its_own, weights_that_a_first_forward_moves,
-    codes_that_a_first_forward_repacks,
+    codes_that_a_first_forward_repacks, hooks_that_a_first_forward_puts_in,
 ]  # fmt: skip
 
 

@@ -34,6 +34,15 @@ def test_a_model_is_tried_for_as_long_as_it_trains() -> None:
     assert [one.num_members for one in made.values()][:3] == [16, 8, 2]
 
 
+def test_a_shape_that_comes_again_is_a_size_of_its_own() -> None:
+    """What a model keeps by the shape of a batch is of an earlier batch then; a width that never changes is one."""
+    situation = Situation()
+    tried_alone = situation.count((2, 60), runs=False)[1]
+    known = [situation.count(shape, runs=True)[1] for shape in ((2, 60), (2, 64), (2, 60), (1, 64), (2, 64))]
+    assert (tried_alone, known) == (False, [False, False, True, False, True])
+    assert situation.num_forwards == 6
+
+
 def test_new_sizes_are_tried_by_and_by_with_their_gradients() -> None:
     made = tried(1500, range(1501))
     assert [*made] == [1, 2, 4, 8, 16, 25, 50, 75, *range(100, 1001, 100), 1200, 1400]

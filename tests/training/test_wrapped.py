@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -120,6 +121,38 @@ def test_ranks_of_sharded_parameters_try_together(tmp_path: Path) -> None:
     result = command("-W", "ignore", script, cwd=tmp_path, PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}", OMP_NUM_THREADS="1")
     assert result.returncode == 0, result.stderr
     print(result.stdout)
-    assert result.stdout.count("the same as without the trial, tried in step 2") == 6
+    assert result.stdout.count("the same as without the trial, tried in step 2") == 10
     assert result.stdout.count("mixes the members of a batch: ") == 1
     assert result.stdout.count("mixes the members of a batch on another rank: ") == 1
+
+
+def num_graphs(is_guarded: bool, **way: Any) -> int:
+    """The graphs that two widths take, each three times."""
+    torch._dynamo.reset()
+    counter, model = CompileCounter(), make_model("llama")
+    wrapper: Any = torch.compile(model, backend=counter, **way)
+    members = make_members("llama", model)
+    held = guard(wrapper) if is_guarded else None
+    for width in (40, 40, 40, 48, 48, 48):
+        wrapper(**make_batch("llama", [members, members[::-1]], width=width).model_inputs(model)).loss.backward()
+    if held is not None:
+        assert len(held.trials) >= 2
+        held.remove()
+    return counter.frame_count
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+@pytest.mark.parametrize("dynamic", [None, False])
+def test_compiled_code_has_at_most_two_more_graphs_for_each_of_its_own(dynamic: bool | None) -> None:
+    """What checks the inputs was compiled, too: five graphs for one."""
+    own, guarded = num_graphs(False, dynamic=dynamic), num_graphs(True, dynamic=dynamic)
+    print(f"dynamic={dynamic}: {own} graphs, guarded {guarded}")
+    assert own < guarded <= 3 * own
+
+
+@pytest.mark.slow
+def test_a_full_graph_is_refused_by_name() -> None:
+    """It ended in an error about symbols that come of data, in a line of this package."""
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="guard reads the inputs of each call"):
+        num_graphs(True, fullgraph=True)

@@ -29,6 +29,10 @@ PACKAGES: dict[str, tuple[tuple[str, ...], ...]] = {
     "torchtune": (("torchtune==0.6.1", "torchao==0.13.0", "transformers==5.23.0"),),
     "torchtitan": (("torchtitan==0.3.0", "transformers==5.23.0"), ("--no-deps", "triton")),
     "verl": (("verl==0.9.1", "fastapi", "uvicorn"),),
+    "weights": (
+        ("transformers==5.23.0", "bitsandbytes==0.50.2", "torchao==0.18.0", "optimum-quanto==0.2.7", "ninja"),
+        ("hqq==0.2.8.post1",),
+    ),
     "bridge": (
         ("transformers==5.23.0", "einops"),
         ("--no-deps", "--ignore-requires-python", "megatron-bridge==0.6.2", "megatron-core==0.19.2", "triton"),

@@ -1,0 +1,167 @@
+"""Does the guard accept each class of transformers that keeps members apart, as a model that is trained?
+
+    python benchmarks/guarded_classes.py --results guarded.jsonl                      # all; hours
+    python benchmarks/guarded_classes.py --sees image --types float32 --results guarded.jsonl
+    python benchmarks/guarded_classes.py --results guarded.jsonl --sum                # what is there, counted
+
+Each class is made small, guarded, and given two batches of packs in train(), with a backward: in float32, under
+autocast, and with weights in bfloat16. docs/tables/classes.csv says which classes are exact; one that is, and is
+refused all the same, is a false refusal. Results are lines of JSON; what is in the file is not run again.
+"""
+
+import argparse
+import csv
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from class_models import VOCABULARY, Named, config_of, named, tf
+from classes import Row, every_layer, in_child, members_of, quiet, said
+
+from energon_pack.training import small_model as small_models
+from energon_pack.training.batch import PackedBatch
+from energon_pack.training.forward_inputs import MixingError, has_rope_rows
+from energon_pack.training.guards import guard
+from energon_pack.training.layout import RowForm, neat
+from energon_pack.training.member_encoder import Encoded
+from energon_pack.training.probe_batches import add_media, twin_rows
+from energon_pack.training.small_model import small_model
+from support.tiny import MadeEncoder
+
+TABLE = Path(__file__).parents[1] / "docs" / "tables" / "classes.csv"
+TYPES = ("float32", "autocast", "bfloat16")
+ATTENTIONS = ("sdpa", "eager")
+small_models._NUM_LOGITS = VOCABULARY  # a loss of labels needs all
+
+
+def rows_of(one: Named, types: Sequence[str], attention: str) -> Iterator[Row]:
+    """What the guard says of a class, for each type."""
+    make = getattr(tf, one.name)
+    for kind in types:
+        row: Row = {"name": one.name, "sees": one.sees, "attention": attention, "type": kind}
+        try:
+            config, _ = every_layer(make, config_of(one))
+            given, _ = members_of(one, small_model(make, config, "eager"))
+            model = small_model(make, config, attention)
+        except Exception as error:  # foreign code
+            yield {**row, "verdict": "not built", "why": said(error)}
+            continue
+        yield row | tried(model.to(torch.bfloat16) if kind == "bfloat16" else model, given, kind)
+
+
+def tried(model: Any, given: list[Encoded], kind: str) -> Row:
+    """Guard a model, and train two batches of these members."""
+    for part in model.modules():
+        part.train(not isinstance(part, torch.nn.modules.batchnorm._BatchNorm))
+    try:
+        held = guard(model, MadeEncoder(given, "auto"))
+    except MixingError as error:
+        return {"verdict": "refused by its class", "why": str(error)[:300]}
+    mask = held.proofs[-1].mask
+    found: Row = {"media": sorted(given[0].media), "by": mask}
+    try:
+        for members in (given, given[::-1]):
+            with torch.autocast("cpu", torch.bfloat16) if kind == "autocast" else nullcontext():
+                model(**inputs_of(model, members, mask)).loss.backward()
+            model.zero_grad()
+    except MixingError as error:
+        return found | {"verdict": "refused by its trial", "why": str(error)[:600]}
+    except Exception as error:  # foreign code
+        return found | {"verdict": "error", "why": said(error)}
+    finally:
+        held.remove()
+    findings = [one.finding for one in held.trials if one.finding]
+    worst = [max(share) for share in zip(*(one.differences for one in findings), strict=True)]
+    is_tried = len(findings) == 2 and all(one.is_conclusive for one in held.trials)
+    return found | {"verdict": "accepted" if is_tried else "not compared", "why": "", "worst": worst}
+
+
+def inputs_of(model: Any, members: list[Encoded], mask: str) -> dict[str, Any]:
+    """Two rows of members, or one where hybrids take one, as a model takes them."""
+    rows = twin_rows(members, mask)
+    batch = PackedBatch(neat([[one.tokens for one in row] for row in rows], RowForm(rope=has_rope_rows(model))))
+    every = [one for row in rows for one in row]
+    dtype = model.dtype
+    media = [{k: v.to(dtype) if v.is_floating_point() else v for k, v in one.media.items()} for one in every]
+    add_media(batch, every, media)
+    batch.mask = mask
+    return batch.model_inputs(model)
+
+
+def exact_by_table() -> dict[tuple[str, str], bool]:
+    """Whether a class is exact with an attention implementation, by name of both."""
+    with TABLE.open() as file:
+        return {
+            (row["class"], name): row[name] in ("positions", "masks", "kernels")
+            for row in csv.DictReader(file)
+            for name in ATTENTIONS
+        }
+
+
+def show(rows: Sequence[Row]) -> None:
+    exact = exact_by_table()
+    counts = Counter(
+        (
+            "images" if row["sees"] else "text",
+            row["attention"],
+            row["type"],
+            "exact" if exact.get((row["name"], row["attention"])) else "not exact",
+            row["verdict"],
+        )
+        for row in rows
+    )
+    for key, number in sorted(counts.items()):
+        print(f"{number:4} {' · '.join(key)}")
+    for row in rows:
+        if exact.get((row["name"], row["attention"])) and row["verdict"] != "accepted":
+            print(f"{row['name']} {row['attention']} {row['type']}: {row['verdict']}: {row['why'][:300]}")
+    worst = {
+        kind: [
+            max(all_of)
+            for all_of in zip(*(r["worst"] for r in rows if r["type"] == kind and r.get("worst")), strict=True)
+        ]
+        for kind in TYPES
+    }
+    for kind, shares in worst.items():
+        print(f"{kind}: outputs, loss, gradients / 2.5, size / 0.8: {' '.join(f'{one:.1e}' for one in shares)}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", help="names of classes")
+    parser.add_argument("--sees", choices=("image", "text"))
+    parser.add_argument("--types", nargs="+", choices=TYPES, default=TYPES)
+    parser.add_argument("--attention", nargs="+", choices=ATTENTIONS, default=ATTENTIONS)
+    parser.add_argument("--results", type=Path, default=Path("guarded.jsonl"), help="lines of JSON, read and added to")
+    parser.add_argument("--sum", action="store_true", help="count what is in the file")
+    options = parser.parse_args()
+    path: Path = options.results
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    if options.sum:
+        show(rows)
+        return
+    known = {(row["name"], row["attention"], row["type"]) for row in rows}
+    every = [one for one in named() if not options.only or one.name in options.only]
+    random.Random(0).shuffle(every)
+    exact = exact_by_table()
+    every.sort(key=lambda one: not exact.get((one.name, "sdpa")))  # those that can be refused falsely come first
+    for one in every:
+        for attention in options.attention if options.sees in (None, "image" if one.sees else "text") else ():
+            missing = [kind for kind in options.types if (one.name, attention, kind) not in known]
+            find = partial(rows_of, attention=attention)
+            for row in in_child(one, missing, "cpu", find, "type") if missing else ():
+                full = {"sees": one.sees, "attention": attention, **row}
+                with path.open("a") as lines:
+                    lines.write(json.dumps(full) + "\n")
+                print(one.name, attention, full.get("type"), full["verdict"], full["why"][:200], flush=True)
+
+
+if __name__ == "__main__":
+    quiet()
+    main()
