@@ -25,6 +25,7 @@ from energon_pack import (
     prepare_torchvision,
     use_tree_attention,
 )
+from energon_pack.samples.member import MemberInput
 from energon_pack.training.encoded import IGNORE
 
 prepare_torchvision()  # before TRL imports transformers
@@ -104,7 +105,7 @@ def of_trl(trainer: Any, pairs: list[list[Any]], dtype: torch.dtype) -> float:
 def of_packs(packs: PackedDataset, policy: Any, reference: Any, kind: str, dtype: torch.dtype) -> float:
     """The same by packs."""
     batches = [packs.collate([packs[number]]) for number in range(len(packs))]
-    total, loss = sum(num_pairs(batch) for batch in batches), 0.0
+    total, loss = torch.stack([num_pairs(batch) for batch in batches]).sum(), 0.0
     for batch in batches:
         with torch.no_grad():
             before = member_logps(reference(**cast(batch.model_inputs(reference), dtype)).logits, batch)
@@ -125,7 +126,7 @@ def gradients(model: Any) -> list[torch.Tensor]:
 
 
 def largest(gradients: list[torch.Tensor], others: list[torch.Tensor] | None = None) -> float:
-    both = zip(gradients, others or [0.0] * len(gradients), strict=True)
+    both = zip(gradients, others or [torch.zeros(())] * len(gradients), strict=True)
     return max(float((one - other).abs().max()) for one, other in both)
 
 
@@ -137,6 +138,7 @@ def main() -> None:
     members = {}
     for number in range(len(packs["whole"])):
         for member in packs["whole"].members(0, number):
+            assert isinstance(member, MemberInput)
             members[member.sample_id] = packs["whole"].encoder.members.encode(member)
     ids = sorted(members)  # chosen before rejected
     step = 2 * PAIRS_OF_A_STEP
