@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from class_members import members
 from class_models import Named, config_of, named, tf
-from classes import _quiet, _said
+from classes import quiet, said
 from gpu_exact import true_fp32
 from gpu_stalls import reads_in
 
@@ -65,7 +65,7 @@ def row_of(one: Named, device: str) -> Row:
         row["outputs"] = _apart(*pairs[0])
         row["gradients"] = max(_apart(*pair) for pair in pairs[1:])
     except Exception as error:  # foreign code
-        row["why"] = _said(error)
+        row["why"] = said(error)
     return row
 
 
@@ -118,5 +118,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    _quiet()
+    quiet()
     main()
