@@ -5,7 +5,8 @@
 240 JPEGs of 560 × 426 pixels with short questions and answers, packs of 20; texts in packs of 8,192 tokens; both mixed;
 clips. Processors and clips are those of ../shared/real. The other checkout packs; both load the same packs by torch's
 DataLoader, by turns: CPU ms of the process and its workers, without their start. `--memory` shows peaks instead: PSS of
-all processes and /dev/shm, while batches go and while all are kept.
+all processes and /dev/shm, while batches go and while all are kept. `--peers` calls Qwen2.5-VL's processor as collators
+do, for each sample and once for twenty, in a worker of a DataLoader.
 """
 
 import argparse
@@ -18,11 +19,13 @@ import sys
 import tarfile
 import tempfile
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
+import torch
 from PIL import Image
 from whole import WORDS, add_sample
 
@@ -105,25 +108,69 @@ def load(tree: Path, folder: Path, case: str, memory: str = "") -> list[float]:
 
 
 def load_once(case: str, memory: str) -> list[float]:
-    import torch
-    from torch.utils.data import DataLoader
-
     from energon_pack import PackedDataset
 
     torch.set_num_threads(1)
     _, processor, *_, num_workers = CASES[case]
     packs = PackedDataset(Path("packs") / _name(case), f"{REAL}/processors/{processor}")
-    loader = DataLoader(
+    loader = torch.utils.data.DataLoader(
         packs, batch_size=1, collate_fn=packs.collate, num_workers=num_workers, persistent_workers=num_workers > 0
     )
     if memory:
         return _peaks(loader, memory == "kept")
-    units = sum(_units(batch, case) for batch in loader)
-    num_epochs, before = (3, _cpu_seconds()) if "text" not in case else (6, _cpu_seconds())
+    return _cost_of(loader, lambda batch: _units(batch, case), 6 if "text" in case else 3)
+
+
+def _cost_of(loader: Iterable[Any], units_of: Callable[[Any], int], num_epochs: int) -> list[float]:
+    """Return CPU ms a unit and the number of units, of some epochs behind a first one."""
+    units = sum(map(units_of, loader))
+    before = _cpu_seconds()
     for _ in range(num_epochs):
         for _ in loader:
             pass
     return [1e3 * (_cpu_seconds() - before) / units / num_epochs, units]
+
+
+class _Conversations(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    """The images and their conversations, as a training without packs reads them."""
+
+    def __init__(self, tar: str):
+        with tarfile.open(tar) as opened:
+            files = [opened.extractfile(member).read() for member in opened]  # type: ignore[union-attr]
+        self.samples = [*zip(map(json.loads, files[::2]), files[1::2], strict=True)]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, number: int) -> tuple[list[dict[str, str]], Any]:
+        value, jpeg = self.samples[number]
+        return value["messages"], Image.open(io.BytesIO(jpeg)).convert("RGB")
+
+
+def processor_once(each: bool) -> list[float]:
+    """Return CPU ms an image of a DataLoader whose collator calls the processor once, or for each sample."""
+    from transformers import AutoProcessor
+
+    torch.set_num_threads(1)
+    processor = AutoProcessor.from_pretrained(REAL / "processors/qwen2_5_vl")
+
+    def called(samples: list[Any]) -> Any:
+        texts = []
+        for (asked, answered), _ in samples:
+            content = [{"type": "image"}, {"type": "text", "text": asked["content"].removeprefix("<image>")}]
+            texts.append(processor.apply_chat_template([{**asked, "content": content}, answered]))
+        return processor(text=texts, images=[image for _, image in samples], padding=True, return_tensors="pt")
+
+    def collate(samples: list[Any]) -> Any:
+        if not each:
+            return dict(called(samples))
+        made = [called([sample]) for sample in samples]
+        return {name: torch.cat([one[name] for one in made]) for name in ("pixel_values", "image_grid_thw")}
+
+    loader = torch.utils.data.DataLoader(
+        _Conversations("images/0.tar"), 20, collate_fn=collate, num_workers=1, persistent_workers=True
+    )
+    return _cost_of(loader, lambda batch: len(batch["image_grid_thw"]), 3)
 
 
 def _units(batch: dict[str, object], case: str) -> int:
@@ -165,16 +212,25 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[], help="only cases that begin with one of these words")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--memory", nargs="?", const="gone", default="", help="peaks of memory")
+    parser.add_argument("--peers", action="store_true", help="the processor, as collators call it")
     parser.add_argument("--once", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.once:
-        print(json.dumps(load_once(arguments.once, arguments.memory)))
+        peers = {"each": True, "once": False}
+        called = arguments.once in peers
+        figures = processor_once(peers[arguments.once]) if called else load_once(arguments.once, arguments.memory)
+        print(json.dumps(figures))
         return
     trees = {"before": arguments.before.resolve(), "now": HERE}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         make_images(folder / "images")
         make_texts(folder / "texts")
+        if arguments.peers:
+            for how in ("each", "once"):
+                figures = [load(HERE, folder, how)[0] for _ in range(arguments.rounds)]
+                print(f"the processor, {how}: {' · '.join(f'{ms:.2f}' for ms in figures)} ms an image", flush=True)
+            return
         print("| case | before | now | × of the best |\n|---|---|---|---|")
         for case in CASES:
             if arguments.only and not case.startswith(tuple(arguments.only)):
