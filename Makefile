@@ -1,7 +1,8 @@
 # make demo: install and pack the built-in demo · make test: install and run the tests · make docs: the site, into site/
 PYTHON ?= python3
 VENV ?= .venv
-WORKERS ?= auto
+# two for each core: many tests wait for a server, a child or the disk
+WORKERS ?= $(shell $(PYTHON) -c "import os; print(2 * os.cpu_count())")
 RUN = $(VENV)/bin/python
 
 .PHONY: demo test test-slow test-cpu lint docs bench pictures clean

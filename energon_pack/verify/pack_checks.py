@@ -167,9 +167,9 @@ def check_capacity(pack: Pack, packing: Mapping[str, Any], members: Sequence[Pla
     if type(multiple) is not int or multiple < 1:
         return  # the check `metadata` reports it
     may_be_long = packing.get("overlong") == Overlong.own_pack and type(packing.get("hard_limit")) is int
-    samples = {name.removesuffix("+chosen").removesuffix("+rejected") for name in pack.sample_ids}
-    is_alone = len(lens) == 1 or len(samples) == 1  # a pair is alone, too
-    knob = "hard_limit" if may_be_long and is_alone else "max_token_len"
+    if may_be_long and len(lens) > 1:  # a pair is alone, too
+        may_be_long = [part for _, part in samples_in_pack(pack, members)] == [*SIDES]
+    knob = "hard_limit" if may_be_long else "max_token_len"
     own_kinds = [kinds[num:] for kinds, num in zip(pack.media_kinds, pack.num_shared_media, strict=False)]
     counts = {
         "token_len": lens,
