@@ -149,6 +149,9 @@ class _Conversations(torch.utils.data.Dataset):  # type: ignore[type-arg]
 
 def processor_once(each: bool) -> list[float]:
     """Return CPU ms an image of a DataLoader whose collator calls the processor once, or for each sample."""
+    from energon_pack import prepare_torchvision
+
+    prepare_torchvision()
     from transformers import AutoProcessor
 
     torch.set_num_threads(1)
