@@ -39,6 +39,7 @@ CASES: dict[str, tuple[str, str, str, list[str], int]] = {
     "tiles LLaVA-OneVision": ("llava_onevision", "llava_onevision_qwen2_hf", "images", ["packing.max_members=20"], 1),
     "clips": ("qwen2_5_vl", "qwen2_5_vl", str(REAL / "wds/video_demo"), ["media=uniform"], 1),
     "text, in process": ("qwen2_5_vl", "qwen2_5_vl", "texts", [], 0),
+    "mixed": ("qwen2_5_vl", "qwen2_5_vl", "[images,texts]", ["packing.group_by=none"], 1),
     "mixed, in process": ("qwen2_5_vl", "qwen2_5_vl", "[images,texts]", ["packing.group_by=none"], 0),
 }
 
