@@ -29,6 +29,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import astuple
 from itertools import islice
@@ -205,10 +206,7 @@ def said(losses: torch.Tensor, sources: list[str]) -> str:
 def train(arguments: argparse.Namespace) -> None:
     """All steps of this rank."""
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
-    device = torch.device(arguments.device)
-    if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
+    device = device_of(arguments.device)
     signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: signals.append(number))
@@ -276,11 +274,24 @@ def train(arguments: argparse.Namespace) -> None:
             break
 
 
-def main() -> None:
-    arguments = arguments_of()
+def device_of(kind: str) -> torch.device:
+    """Return this rank's device, `cpu` or its own GPU, which becomes the current one."""
+    if kind != "cuda":
+        return torch.device(kind)
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    return device
+
+
+def run(train: Callable[[argparse.Namespace], None], arguments: argparse.Namespace) -> None:
+    """Train in a process group of all ranks."""
     dist.init_process_group("nccl" if arguments.device == "cuda" else "gloo")
     train(arguments)  # a function of its own: DDP has to be gone before the process group, or gloo's threads may hang
     dist.destroy_process_group()
+
+
+def main() -> None:
+    run(train, arguments_of())
 
 
 if __name__ == "__main__":

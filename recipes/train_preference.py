@@ -23,7 +23,7 @@ import torch.distributed as dist
 from megatron.energon import WorkerConfig
 from packed_data import saved_states, train_loader
 from torch.nn.parallel import DistributedDataParallel
-from train_ddp import newest, restore, save
+from train_ddp import device_of, newest, restore, run, save
 from train_tiny import tiny_model
 
 from energon_pack import (
@@ -79,10 +79,7 @@ def backward(parallel: Any, model: Any, batches: list[PackedBatch], loss: str, b
 
 def train(arguments: argparse.Namespace) -> None:
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
-    device = torch.device(arguments.device)
-    if device.type == "cuda":
-        device = torch.device("cuda", rank % torch.cuda.device_count())
-        torch.cuda.set_device(device)
+    device = device_of(arguments.device)
     encoder = PackedTaskEncoder(arguments.dataset, dummy_image=True, reference_logps=str(arguments.reference))
     if arguments.model:
         prepare_torchvision()
@@ -120,10 +117,7 @@ def train(arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    arguments = arguments_of()
-    dist.init_process_group("nccl" if arguments.device == "cuda" else "gloo")
-    train(arguments)  # a function of its own: DDP has to be gone before the process group, or gloo's threads may hang
-    dist.destroy_process_group()
+    run(train, arguments_of())
 
 
 if __name__ == "__main__":
