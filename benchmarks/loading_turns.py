@@ -3,7 +3,7 @@
     git worktree add /tmp/before REV
 
 240 JPEGs of 560 × 426 pixels with short questions and answers, packs of 20; texts in packs of 8,192 tokens; both mixed;
-clips. Processors and clips are those of ../shared/real. The other checkout packs; both load the same packs by torch's
+clips. It needs the processors and clips of ../shared/real. The other checkout packs. Both load the same packs by a
 DataLoader, by turns: CPU ms of the process and its workers, without their start. `--memory` shows peaks instead: PSS of
 all processes and /dev/shm, while batches go and while all are kept. `--peers` calls Qwen2.5-VL's processor as collators
 do, for each sample and once for twenty, in a worker of a DataLoader.

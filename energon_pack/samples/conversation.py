@@ -108,7 +108,7 @@ class ReadSample(NamedTuple):
     leaves_out_tools: bool = False  # `source.tools` leaves its tools out
     drops_nulls: bool = False  # nulls of a table were taken out of it
     removed: Sequence[str] = ()  # names of pictures that are missing, whose places were removed
-    rejected: Sequence[Message] = ()  # of a pair, `messages` of its rejected side; they are of the chosen one
+    rejected: Sequence[Message] = ()  # a pair's rejected side; `messages` hold its chosen one
 
     @classmethod
     def of_record(

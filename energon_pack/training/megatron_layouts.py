@@ -153,7 +153,7 @@ def named_for_megatron(layout: str, named: dict[str, Any], media: dict[str, Tens
 
 
 def pad_multiple(multiple: int | None, planned: int) -> int:
-    """Return the multiple that members are padded to: the one that is asked for, else that of the packing."""
+    """Return the multiple to which members are padded: `multiple`, or else `planned`, the packing's own."""
     if multiple is not None and (multiple < 1 or planned % multiple):
         raise ValueError(
             f"pad_to_multiple_of={multiple} does not divide {planned}, with which it was packed:"

@@ -80,7 +80,7 @@ class Situation:
     def count(self, shape: Sequence[int], runs: bool) -> tuple[str, bool]:
         """Count a forward that `runs`, or is only tried; return, as a size, whether one that ran had its shape.
 
-        What a model keeps by the shape is of an earlier batch then.
+        A model may then use what it kept by this shape from an earlier batch.
         """
         self.num_forwards += 1
         is_known = shape in self.shapes

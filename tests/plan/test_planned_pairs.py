@@ -127,7 +127,7 @@ def test_settings_that_would_tear_pairs_are_refused(word: str) -> None:
 
 
 def test_packs_made_while_training_take_no_pairs(demo: tuple[Path, Path], tmp_path: Path) -> None:
-    """NeMo Automodel's datasets are of these."""
+    """Automodel's door makes its datasets of lazy and of streaming ones, so it takes none, either."""
     from energon_pack import LazyPackedDataset, StreamingPackedDataset, automodel
 
     (tmp_path / "source").mkdir()

@@ -35,7 +35,7 @@ def test_a_model_is_tried_for_as_long_as_it_trains() -> None:
 
 
 def test_a_shape_that_comes_again_is_a_size_of_its_own() -> None:
-    """What a model keeps by the shape of a batch is of an earlier batch then; a width that never changes is one."""
+    """A model may then use what it kept by this shape from an earlier batch; a width that never changes is one size."""
     situation = Situation()
     tried_alone = situation.count((2, 60), runs=False)[1]
     known = [situation.count(shape, runs=True)[1] for shape in ((2, 60), (2, 64), (2, 60), (1, 64), (2, 64))]

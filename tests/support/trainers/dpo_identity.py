@@ -80,15 +80,15 @@ def padded(members: list[Any], dtype: torch.dtype) -> dict[str, Any]:
 
     tokens = [member.tokens for member in ordered]
     batch: dict[str, Any] = {
-        "input_ids": rows([of.ids for of in tokens], 0),
-        "attention_mask": rows([torch.ones_like(of.ids) for of in tokens], 0),
-        "completion_mask": rows([(of.labels != IGNORE).long() for of in tokens], 0),
+        "input_ids": rows([member.ids for member in tokens], 0),
+        "attention_mask": rows([torch.ones_like(member.ids) for member in tokens], 0),
+        "completion_mask": rows([(member.labels != IGNORE).long() for member in tokens], 0),
     }
     names = {name for member in ordered for name in member.media}
     for name in names:
         batch[name] = torch.cat([member.media[name] for member in ordered if name in member.media])
     if {"image_grid_thw", "video_grid_thw"} & names:  # classes with M-RoPE take them
-        batch["mm_token_type_ids"] = rows([of.types for of in tokens], 0)
+        batch["mm_token_type_ids"] = rows([member.types for member in tokens], 0)
     return cast(batch, dtype)
 
 
