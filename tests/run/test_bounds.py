@@ -48,7 +48,7 @@ def test_the_smallest_bound_holds_and_none_is_left_behind() -> None:
         thread.start()
         assert is_in.wait(20)
     with pytest.raises(BoundExceeded), bounded(512 * MB), bounded(64 * MB):
-        bytes(256 * MB)
+        bytes(1024 * MB)
     may_end.set()
     thread.join()
     assert resource.getrlimit(resource.RLIMIT_DATA) == before

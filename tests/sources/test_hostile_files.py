@@ -267,15 +267,26 @@ def test_json_that_is_nested_without_end(tmp_path: Path) -> None:
         read_prepared(str(tmp_path), None)
 
 
-def test_archives_that_hold_more_than_they_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archives_that_hold_more_than_they_can(tmp_path: Path) -> None:
     """A medium in a zip is read whole."""
-    monkeypatch.setattr(media_containers, "_MIN_MEMORY_BYTES", 4 << 20)
-    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a.png", bytes(100 << 20))
         archive.writestr("b.png", b"b" * 1000)
-    with pytest.raises(Skip, match=r"'a\.png' of the zip archive: .* it takes more than"):
-        open_zip_member(str(tmp_path / "a.zip"), "a.png")
-    assert open_zip_member(str(tmp_path / "a.zip"), "b.png").size == 1000
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:  # here, freed memory may serve
+        said = fresh.submit(refusal_of_member, path, "a.png").result()
+        assert fresh.submit(refusal_of_member, path, "b.png").result() == "1000 bytes"
+    assert "'a.png' of the zip archive: BoundExceeded: it takes more than" in said
+
+
+def refusal_of_member(path: Path, name: str) -> str:
+    """Return why a member of an archive can't be read."""
+    expansion_bounds.enable_memory_bounds()
+    vars(media_containers).update(_MIN_MEMORY_BYTES=4 << 20)
+    try:
+        return f"{open_zip_member(str(path), name).size} bytes"
+    except Skip as skip:
+        return str(skip)
 
 
 def test_extended_headers_without_end() -> None:
