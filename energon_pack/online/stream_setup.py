@@ -18,6 +18,7 @@ from energon_pack.online.user_dataset import MapStyleDataset, samples_in_memory
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.files import make_once, one_process_at_a_time
 from energon_pack.run.progress import Progress
+from energon_pack.samples.settings import Take
 from energon_pack.stages.measuring import index_source, prepare_method
 from energon_pack.stages.pack_run import PackRun, begin_run
 from energon_pack.templates.processor import load_saved_template
@@ -73,6 +74,14 @@ def prepare_stream(settings: PackConfig | Sequence[str], sources: Sequence[Strea
     if not sources:
         raise PackError("sources=[]: give at least one")
     each = [(_config_of(source, config, settings), source) for source in sources]
+    are_pairs = [of_source.source.take is Take.both for of_source, _ in each]
+    if len({*are_pairs}) > 1:
+        which = are_pairs.index(not are_pairs[0])
+        raise PackError(
+            f"sources[{which}]: pairs share no stream with other samples: source.take=both for all, or none"
+        )
+    for of_source, _ in each:
+        of_source.packing.check_for_online(are_pairs[0])
     return _prepare_all(each)
 
 
@@ -130,8 +139,6 @@ def _samples_in_files(run: PackRun) -> Samples:
     config = run.config
     if run.source.mixture is not None:
         raise PackError(f"source.path={config.source.path}: a stream has no mixture: sources=[…] of it have weights")
-    config.packing.check_for_online()
-    config.source.check_for_online()
     indexed = first_samples(index_source(run), config.source.limit)
     depends = [[item.key, *item.draw_settings, item.num_samples] for item in indexed]
     identity = hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:24]

@@ -126,22 +126,6 @@ def test_settings_that_would_tear_pairs_are_refused(word: str) -> None:
         compose_config(["+model=qwen2_5_vl", "source.path=x", "source.take=both", word])
 
 
-def test_packs_made_while_training_take_no_pairs(demo: tuple[Path, Path], tmp_path: Path) -> None:
-    """Automodel's door makes its datasets of lazy and of streaming ones, so it takes none, either."""
-    from energon_pack import LazyPackedDataset, StreamingPackedDataset, automodel
-
-    (tmp_path / "source").mkdir()
-    words = ["+model=qwen2_5_vl", f"model.processor={demo[1]}", f"output.dir={tmp_path / 'out'}"]
-    words += ["source.take=both", f"source.path={write_pairs(tmp_path / 'source', 3)}"]
-    for kind in (
-        LazyPackedDataset,
-        StreamingPackedDataset,
-        lambda words: automodel.dataset(words, mask="positions").packs,
-    ):
-        with pytest.raises(PackError, match=r"source\.take=both is for packs on disk"):
-            kind(words)
-
-
 def test_both_sides_of_a_pair_are_shown(demo: tuple[Path, Path], tmp_path: Path) -> None:
     """As they are trained: an earlier answer, and a question, are not."""
     source = write_pairs(tmp_path, 2, with_media=False)
