@@ -46,7 +46,7 @@ class PairKeys:
     """
 
     def __init__(self, made: Mapping[str, Any], layout: str, options: Mapping[str, Any]):
-        self._file = options["reference_logps"]
+        self._file, self._parts = options["reference_logps"], [f"{part['name']}/" for part in made.get("parts") or ()]
         if not made.get("pairs"):
             raise ValueError(
                 f"reference_logps={self._file}: the packs hold no preference pairs: source.take=both packs some"
@@ -61,7 +61,7 @@ class PairKeys:
         keys = {"preference_pairs": pairs_in(batch["sample_ids"])}
         if self._file is None:
             return keys
-        names = np.array(_names(batch))
+        names = np.array(_names(batch, self._parts))
         places = np.searchsorted(self._members, names) % max(1, len(self._members))
         if len(missing := names[self._members[places] != names] if len(self._members) else names):
             why = f"{self._file} has no reference_logps of {missing[0].decode()}"
@@ -99,14 +99,18 @@ def write_reference_logps(path: str | PathLike[str], batches: Iterable[tuple[Map
     return len(names)
 
 
-def _names(batch: Mapping[str, Any]) -> list[bytes]:
+def _names(batch: Mapping[str, Any], parts: Sequence[str] = ()) -> list[bytes]:
     """Return for each member of a batch the name of its dataset and its id.
 
     The name is the beginning of its pack's key, before a lazy dataset's epoch; that of a stream is empty.
+
+    Args:
+        parts: what ids begin with in an order over several datasets, and not in these.
     """
     rows = zip(batch["__key__"], batch["sample_ids"], strict=True)
-    names = ((key.rpartition("_")[0].partition("_")[0], row) for key, row in rows)
-    return [f"{name}/{sample_id}".encode() for name, row in names for sample_id in row]
+    names = ((key.rpartition("_")[0].partition("_")[0], sample_id) for key, row in rows for sample_id in row)
+    parts_of = ((name, sample_id, next(filter(sample_id.startswith, parts), "")) for name, sample_id in names)
+    return [f"{name}/{sample_id.removeprefix(part)}".encode() for name, sample_id, part in parts_of]
 
 
 def pairs_in(sample_ids: Sequence[Sequence[str]]) -> Tensor:
