@@ -159,16 +159,16 @@ def test_each_pair_of_a_stream_is_in_one_pack_or_counted(config: Config, share: 
 
 def test_a_stream_of_pairs_goes_on_from_any_pack_and_on_other_ranks(config: Config) -> None:
     """A pair that waits is in the state with the lengths of both sides, and with what they share."""
-    run, options = config(Share.prefix, source__limit=16), {"replacement": False, "buffer_size": 6, "seed": 5}
+    run, options = config(Share.prefix, source__limit=10), {"replacement": False, "buffer_size": 6, "seed": 5}
     whole = ids(StreamingPackedDataset(run, **options))
     first, again = StreamingPackedDataset(run, **options), StreamingPackedDataset(run, **options)
     stream = iter(first)
-    for number in range(0, len(whole), 8):
+    for number in range(0, len(whole), 5):
         again.load_state_dict(json.loads(json.dumps(first.state_dict())))
         assert ids(again) == whole[number:]
-        assert ids(islice(stream, 8)) == whole[number : number + 8]
+        assert ids(islice(stream, 5)) == whole[number : number + 5]
     halves = [StreamingPackedDataset(run, rank=rank, world_size=2, **options) for rank in range(2)]
-    seen = [row for half in halves for row in ids(islice(half, 3))]
+    seen = [row for half in halves for row in ids(islice(half, 2))]
     states = [json.loads(json.dumps(half.state_dict())) for half in halves]
     seen += ids(StreamingPackedDataset(run, rank=0, world_size=1, states=states, **options))
     assert check_whole(seen) == check_whole(whole)
@@ -211,7 +211,7 @@ def test_a_side_has_the_logps_that_it_has_alone(config: Config, share: Share) ->
 
 def test_no_sft_loss_sees_pairs_that_are_packed_in_training(config: Config) -> None:
     """Each door of lazy packs and of a stream refuses them in one line; `guard` proves a model for them."""
-    run = config(Share.prefix)
+    run = config(Share.prefix, source__limit=8)
     with pytest.raises(ValueError, match=SFT):
         _ = automodel.dataset(run, mask="positions").packs  # type: ignore[arg-type]  # a config is one, too
     lazy, stream = LazyPackedDataset(run), StreamingPackedDataset(run)
