@@ -75,8 +75,7 @@ def test_an_order_and_a_blend_of_pairs_have_whole_pairs_and_their_reference(
         for batch in batches:
             assert "labels" in batch
             prefix, names = batch["__key__"][0].partition("_")[0], batch["sample_ids"][0]
-            values = [expected[prefix, name.rpartition("/")[2]] for name in names]
-            assert batch["reference_logps"].tolist() == values
+            assert batch["reference_logps"].tolist() == [expected[prefix, name.rpartition("/")[2]] for name in names]
             assert batch["preference_pairs"].flatten().tolist() == [*range(len(names))]
 
 

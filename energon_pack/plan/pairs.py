@@ -99,7 +99,7 @@ def fitting_pairs(lengths: Lengths, packing: PackingConfig) -> npt.NDArray[np.bo
     costs, limits = caps.costs(trees.as_items(with_own_counts(lengths.items, trees.shared)).counts, packing)
     limits[0] = packing.longest_sample[1]
     fits, pairs = np.zeros(lengths.num_samples, np.bool_), np.unique(lengths.whole_of_part)
-    fits[pairs] = (costs <= limits[:, None]).all(axis=0)[: len(pairs)]
+    fits[pairs] = (costs[:, : len(pairs)] <= limits[:, None]).all(axis=0)
     return fits
 
 

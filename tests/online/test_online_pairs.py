@@ -30,6 +30,7 @@ from energon_pack import (
 from energon_pack.config import PackConfig
 from energon_pack.errors import PackError
 from energon_pack.plan.settings import Overlong, Share
+from energon_pack.samples.member import MemberInput
 from energon_pack.samples.settings import Take
 from energon_pack.training.encoded import IGNORE, BadPack
 from energon_pack.training.member_encoder import UnreadMember
@@ -159,7 +160,8 @@ def test_each_pair_of_a_stream_is_in_one_pack_or_counted(config: Config, share: 
 
 def test_a_stream_of_pairs_goes_on_from_any_pack_and_on_other_ranks(config: Config) -> None:
     """A pair that waits is in the state with the lengths of both sides, and with what they share."""
-    run, options = config(Share.prefix, source__limit=10), {"replacement": False, "buffer_size": 6, "seed": 5}
+    run = config(Share.prefix, source__limit=10)
+    options: dict[str, Any] = {"replacement": False, "buffer_size": 6, "seed": 5}
     whole = ids(StreamingPackedDataset(run, **options))
     first, again = StreamingPackedDataset(run, **options), StreamingPackedDataset(run, **options)
     stream = iter(first)
@@ -188,7 +190,7 @@ def test_a_side_has_the_logps_that_it_has_alone(config: Config, share: Share) ->
     stream, lazy = StreamingPackedDataset(run, replacement=False, buffer_size=8), LazyPackedDataset(run)
     model = demo_model(lazy.encoder.rules).double()
     use_tree_attention(model)
-    found = {}
+    found = dict[str, float]()
     for packs in (stream, lazy):
         for pack in all_packs(packs):
             batch = stream.collate([pack])
@@ -198,6 +200,7 @@ def test_a_side_has_the_logps_that_it_has_alone(config: Config, share: Share) ->
     number_seen = 0
     for number in range(len(lazy)):
         for member in lazy.members(0, number):
+            assert isinstance(member, MemberInput)
             alone = lazy.encoder.members.encode(member)
             inputs = {"input_ids": alone.tokens.ids[None], "mm_token_type_ids": alone.tokens.types[None], **alone.media}
             with torch.no_grad():
