@@ -26,7 +26,7 @@ from energon_pack.training.encoded import IGNORE
 from support.pairs import write_pairs
 from support.running import ROOT, command, need_torchvision
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.usefixtures("one_thread")]
 NUM_PAIRS, BETA = 44, 0.1
 KINDS = ("sigmoid", "ipo", "hinge")
 #: the processor, the family, and what else its packs are made with
