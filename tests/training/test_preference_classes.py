@@ -143,7 +143,7 @@ def test_packs_of_a_class_have_the_loss_and_gradients_of_pairs_alone(name: str, 
     words = [f"+model={family}", f"model.processor={model}", f"source.path={source}", "source.take=both", *more]
     words += [f"output.dir={tmp_path}", "packing.max_token_len=1200", "packing.group_by=none", "executor.num_workers=1"]
     shared = ["packing.share=prefix", "packing.share_min_tokens=1"]
-    for word, own in (("whole", []), ("shared", shared)):
+    for word, own in {"whole": list[str](), "shared": shared}.items():
         pack(compose_config([*words, *own, f"output.name={word}"]))
     whole = PackedDataset(tmp_path / "whole", attention_mask="positions")
     inputs = [member for number in range(len(whole)) for member in whole.members(0, number)]
@@ -156,9 +156,9 @@ def test_packs_of_a_class_have_the_loss_and_gradients_of_pairs_alone(name: str, 
     ways = {"whole": whole, "shared": PackedDataset(tmp_path / "shared", attention_mask="positions")}
     streamed = StreamingPackedDataset([*words, *shared], replacement=False, buffer_size=16, attention_mask="positions")
     for way, packs in {**ways, "stream": streamed}.items():
-        found, own, tokens = of_packs(packs, both)
+        found, grads, tokens = of_packs(packs, both)
         far = {kind: abs(found[kind] - losses[kind]) / abs(losses[kind]) for kind in KINDS}
-        assert own.keys() == wanted.keys()
-        gradients_far = max(float((own[key] - wanted[key]).abs().max()) for key in wanted) / largest
+        assert grads.keys() == wanted.keys()
+        gradients_far = max(float((grads[key] - wanted[key]).abs().max()) for key in wanted) / largest
         print(f"| {name} | {way} | {tokens} | {losses[KINDS[0]]:.6f} | {max(far.values()):.1e} | {gradients_far:.1e} |")
         assert max(*far.values(), gradients_far) <= 1e-6, (way, far)
