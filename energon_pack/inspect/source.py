@@ -17,9 +17,11 @@ from energon_pack.errors import PackError, amount
 from energon_pack.inspect import is_override
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.worker import LengthsRow, render_and_count, set_warnings
+from energon_pack.online.samples import as_sample
 from energon_pack.plan import caps
 from energon_pack.plan.expand import cuts_of
 from energon_pack.plan.note_counts import NOTES
+from energon_pack.plan.sample_measures import SampleMeasurer
 from energon_pack.report.data_rules import NOTE_REMARKS
 from energon_pack.report.views.screens import member_blocks, print_blocks, print_commands, print_heading, print_sample
 from energon_pack.report.views.spans import vocabulary_of, with_tokens
@@ -40,6 +42,7 @@ from energon_pack.sources.sample import cut_part, read_again, read_sample
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.source_path import find_source, source_line
 from energon_pack.sources.wds import damage_of, dotted_keys_error, index_metadata
+from energon_pack.steps.topology import Topology
 from energon_pack.templates.processor import load_template
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import TemplateSettings, Untrained
@@ -117,8 +120,9 @@ def look_at_sample(
         view = MemberView(sample_id, skip.media_type or "unknown", None, None, None, refused=str(skip))
         return ShownSample(view, _short_json(raw, most=None))
     cuts = sides_of_pair(sample.messages, sample.kinds) if sample.rejected else []
-    sides = [sample_view(cut_part(sample, cut), member_id(sample_id, cut.part), template) for cut in cuts]
-    view, *rejected = sides or [sample_view(sample, sample_id, template)]
+    sides = [cut_part(sample, cut) for cut in cuts]
+    views = [sample_view(side, member_id(sample_id, cut.part), template) for side, cut in zip(sides, cuts, strict=True)]
+    view, *rejected = views or [sample_view(sample, sample_id, template)]
     remarks = [
         f"{noted.replace('_', ' ')}: {why} ({knob})"
         for noted, (_, why, knob) in NOTE_REMARKS.items()
@@ -130,7 +134,7 @@ def look_at_sample(
         gone = ", ".join(name or "one without a name" for name in sample.removed)
         remarks.append(f"pictures that are missing have lost their places: {gone} (source.missing_media=remove)")
     if template is not None and view.refused is None:
-        refused, more = _packing_verdict(config, row, sample)
+        refused, more = _pair_verdict(config, template, sides) if sides else _packing_verdict(config, row, sample)
         view, remarks = replace(view, refused=refused), remarks + more
     return ShownSample(view, _short_json(raw), remarks, *rejected)
 
@@ -158,6 +162,21 @@ def _packing_verdict(config: PackConfig, row: LengthsRow, sample: ReadSample) ->
     if config.labels.untrained is Untrained.drop:
         return f"{Reason.NOTHING_TRAINED.value}: {NOTHING_TRAINED_DETAIL}", remarks
     return None, [*remarks, NOTHING_TRAINED_DETAIL]
+
+
+def _pair_verdict(config: PackConfig, template: Template, sides: Sequence[ReadSample]) -> tuple[str | None, list[str]]:
+    """Return why packing would leave out a pair, or None, and what both sides are together."""
+    packing = replace(config.packing, need_image=False, window=None, topology=Topology())  # a plan over all has these
+    measurer = SampleMeasurer(template, packing, config.source.control_tokens, drop=True)
+    [measured] = measurer.measure_sides([[as_sample(side) for side in sides]])
+    if isinstance(measured, Skip) and measured.reason not in (Reason.OVERLONG, Reason.OVER_CAP):
+        return str(measured), []
+    if isinstance(measured, Skip):
+        what = f"{measured.detail}: packing.overlong={config.packing.overlong.value} says what becomes of the pair"
+    else:
+        chosen, rejected, shared, *_ = measured.pair
+        what = f"{measured.token_len:,} tokens: {chosen:,} chosen, {rejected:,} rejected, {shared:,} of them shared"
+    return None, [f"both sides together: {what}"]
 
 
 def load_config_template(config: PackConfig) -> tuple[Template | None, str | None]:

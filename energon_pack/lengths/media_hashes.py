@@ -12,6 +12,11 @@ from energon_pack.sources.shard import Shard
 _MAX_HASHES = 10_000  # media whose hashes are held
 
 
+def can_be_shared(media: Sequence[Media]) -> bool:
+    """Tell whether samples with these media may share a beginning: none is a sound, or a video as a list of frames."""
+    return all(medium.is_seen and not (medium.settings and medium.settings.list_of_frames) for medium in media)
+
+
 class MediaHashes:
     """Reads media whole and hashes their bytes; caches the hashes of the last 10,000 media."""
 
@@ -27,7 +32,7 @@ class MediaHashes:
         Returns:
             None if a video is a list of frames, or a medium is a sound: beginnings of such a sample are never shared.
         """
-        if any((medium.settings and medium.settings.list_of_frames) or not medium.is_seen for medium in media):
+        if not can_be_shared(media):
             return None
         return [
             (medium.kind, blake2b(self._content(shard, part) + repr(medium).encode(), digest_size=16).digest())

@@ -33,11 +33,13 @@ from energon_pack.run.files import write_whole
 from energon_pack.run.lru_cache import LruCache
 from energon_pack.run.seeded_random import Ints
 from energon_pack.samples.member import MemberInput
+from energon_pack.samples.settings import Take
 from energon_pack.samples.skip import Skip
 from energon_pack.stages.planning import Planned
 from energon_pack.trainers.pack_datasets import PacksByNumber
 from energon_pack.training.member_encoder import UnreadMember
 from energon_pack.training.pack_encoder import PackEncoder, check_options
+from energon_pack.training.preference import refuse_sft_options
 from energon_pack.training.worker_start import try_before_workers
 
 __all__ = ["LazyPackedDataset"]
@@ -71,6 +73,8 @@ class LazyPackedDataset(PacksByNumber):
             raise PackError(f"max_packs={max_packs}: at least 1")
         config = config_of(config)
         check_options(options, config.packing.layout.value)  # measuring may take hours
+        if config.source.take is Take.both:
+            refuse_sft_options(config.packing.layout.value, options)
         prepared = prepare(config, conversations, fingerprint)
         self.micro_batches = prepared.micro_batches
         #: the config with every setting
@@ -168,7 +172,8 @@ class EpochPlans:
     def plan(self, epoch: int) -> PackPlan:
         """Return the plan of an epoch; raises PackError in a pickled copy."""
         first, config = self._first_planned(epoch), self._config
-        return plan_of_epoch(first.plan, first.lengths.items, config.packing, config.seed, epoch)
+        size = 2 if first.lengths.has_pairs else 1
+        return plan_of_epoch(first.plan, first.lengths.items, config.packing, config.seed, epoch, size)
 
     def pack_sums(self, epoch: int) -> PackSums:
         """Return sums over the members of each pack of an epoch; raises like `plan`."""

@@ -54,6 +54,7 @@ from energon_pack.run.seeded_random import Ints
 from energon_pack.run.workshop import Workshop
 from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.sample import media_type
+from energon_pack.samples.settings import Take
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.find import Source
 from energon_pack.sources.media_map import MediaMap, mapped_name
@@ -198,10 +199,11 @@ def prepare(
         raise PackError(f"packing.overlong={packing.overlong.value}: only samples in files are cut, not conversations")
     if conversations is not None and config.labels.expand is not Expand.none:
         raise PackError(f"labels.expand={config.labels.expand.value}: only samples in files are expanded")
+    if conversations is not None and source.take is Take.both:
+        raise PackError("source.take=both: lazy pairs are in files; StreamingPackedDataset takes conversations, too")
     if conversations is not None and source.path is not None:
         raise PackError(f"source.path={source.path} and conversations: give one of them")
-    packing.check_for_online()
-    source.check_for_online()
+    packing.check_for_online(source.take is Take.both)
     alone = replace(packing, topology=Topology())  # the sampler makes steps even
     config = replace(config, stage=Stage.plan, packing=alone, output=replace(config.output, name="lazy"))
     known = fingerprint or getattr(conversations, "_fingerprint", None)

@@ -2,12 +2,13 @@
 
 number ──sample_for_measuring──► the conversation and its media by their headers: enough to count tokens
        ──member────────────────► the same with its images and videos: what training encodes
+       ──sides…, sides─────────► both sides of a preference pair, likewise
 
 In memory they are `user_dataset.UserSamples`; in files, `IndexedSamples`. Measured samples keep their rows in a file.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -21,13 +22,14 @@ from energon_pack.lengths.schema import LENGTHS_SCHEMA
 from energon_pack.lengths.table_cache import chunks_of_pieces
 from energon_pack.plan.items import Lengths
 from energon_pack.samples.conversation import ReadSample
-from energon_pack.samples.cut import with_cut_type
-from energon_pack.samples.member import MemberInput
+from energon_pack.samples.cut import member_id, with_cut_type
+from energon_pack.samples.member import MemberInput, Shared
+from energon_pack.samples.pairs import sides_of_pair
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, MeasuredRow, SampleRow, rows_of
-from energon_pack.sources.sample import read_sample
+from energon_pack.sources.sample import cut_part, read_sample
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.wds import INDEX_SCHEMA
 from energon_pack.templates.sample import Sample
@@ -53,11 +55,14 @@ class MeasuredItem(PlanRow):
 
 
 _MEASURED_COLUMNS = [column.name for column in fields(MeasuredRow)]
+#: what an item shares with the one before it in its pack: a column of `MeasuredItem` → a count of `Trees.shared`
+_SHARED_COLUMNS = {"shared_len": "token_len", "num_shared_images": "num_images", "num_shared_videos": "num_videos"}
 _MEASURED_SCHEMA = pa.schema(
     [
         *(LENGTHS_SCHEMA.field(name) for name in _MEASURED_COLUMNS),
         ("shard", pa.string()),
         LENGTHS_SCHEMA.field("checksum"),
+        *((name, pa.int32()) for name in _SHARED_COLUMNS),
     ]
 )
 _INDEXED_SCHEMA = pa.schema([*INDEX_SCHEMA, ("shard", pa.int32())])
@@ -66,11 +71,16 @@ _INDEXED_SCHEMA = pa.schema([*INDEX_SCHEMA, ("shard", pa.int32())])
 def write_measured_rows(path: Path, lengths: Lengths) -> None:
     """Write a file of `MeasuredItem` rows, one for each of `lengths.items`, in their order."""
     schema, names = with_cut_type(_MEASURED_SCHEMA, lengths.cut_type), pa.array(lengths.shard_names)
-    tables = (
-        table.add_column(len(_MEASURED_COLUMNS), "shard", names.take(pa.array(numbers))).cast(schema)
-        for _, numbers, table in lengths.tables([*_MEASURED_COLUMNS, "checksum"])
-    )
-    _write_tables(path, tables, schema)
+    shared = lengths.shared or dict.fromkeys(_SHARED_COLUMNS.values(), np.zeros(len(lengths.items), np.int32))
+
+    def tables() -> Iterator[pa.Table]:
+        for start, numbers, table in lengths.tables([*_MEASURED_COLUMNS, "checksum"]):
+            table = table.add_column(len(_MEASURED_COLUMNS), "shard", names.take(pa.array(numbers)))
+            for name, count in _SHARED_COLUMNS.items():
+                table = table.append_column(name, pa.array(shared[count][start : start + table.num_rows]))
+            yield table.cast(schema)
+
+    _write_tables(path, tables(), schema)
 
 
 def write_index(path: Path, indexed: Sequence[IndexedShard]) -> None:
@@ -149,6 +159,23 @@ class Samples(Protocol):
     def member(self, number: int) -> MemberInput:
         """Return the sample `number` for encoding, with media that are decoded when they are used; raises Skip."""
 
+    def sides_for_measuring(self, number: int) -> list[Sample]:
+        """Return both sides of the pair `number`, as `sample_for_measuring`; only `source.take=both` asks for them."""
+
+    def sides(self, number: int) -> list[MemberInput]:
+        """Return both sides of the pair `number`, as `member`; only `source.take=both` asks for them."""
+
+
+def as_sample(read: ReadSample) -> Sample:
+    """Return a sample that was read as a template takes it."""
+    return Sample(read.timed_messages, read.media, read.tools, read.options)
+
+
+def sides_of(sample_id: str, read: ReadSample) -> list[tuple[str, ReadSample]]:
+    """Return both sides of a pair that was read, the chosen one first, each with its id."""
+    cuts = sides_of_pair(read.messages, read.kinds)
+    return [(member_id(sample_id, cut.part), cut_part(read, cut)) for cut in cuts]
+
 
 @dataclass
 class IndexedSamples:
@@ -167,12 +194,19 @@ class IndexedSamples:
         return self.shards[row.shard].sample_id(row.key)
 
     def sample_for_measuring(self, number: int) -> Sample:
-        read, _ = self._read(number)
-        return Sample(read.timed_messages, read.media, read.tools, read.options)
+        return as_sample(self._read(number)[0])
 
     def member(self, number: int) -> MemberInput:
         read, shard = self._read(number)
         return read.member(self.sample_id(number), [self.reader.read(shard, part) for part in read.parts])
+
+    def sides_for_measuring(self, number: int) -> list[Sample]:
+        return [as_sample(side) for _, side in sides_of(self.sample_id(number), self._read(number)[0])]
+
+    def sides(self, number: int) -> list[MemberInput]:
+        read, shard = self._read(number)
+        media = [self.reader.read(shard, part) for part in read.parts]
+        return [side.member(name, media) for name, side in sides_of(self.sample_id(number), read)]
 
     def _read(self, number: int) -> tuple[ReadSample, Shard]:
         row = self.rows[number]
@@ -194,4 +228,6 @@ class MeasuredSamples:
 
     def member(self, number: int) -> MemberInput:
         row = self.rows[number]
-        return self.read(row, checksum=row.checksum)
+        member = self.read(row, checksum=row.checksum)
+        shared = Shared(row.shared_len, row.num_shared_images, row.num_shared_videos)
+        return replace(member, shared=shared) if row.shared_len else member

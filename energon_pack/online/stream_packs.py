@@ -18,11 +18,11 @@ from energon_pack.plan.pool import Pool, WaitingSample
 from energon_pack.plan.sample_measures import SampleMeasurer, SampleMeasures
 from energon_pack.run.seeded_random import RandomStream, mix_number
 from energon_pack.samples.media.kinds import IMAGE
-from energon_pack.samples.member import MemberInput
+from energon_pack.samples.member import MemberInput, Shared
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.steps.position import Position
 from energon_pack.templates.sample import Sample
-from energon_pack.training.encoded import Pack
+from energon_pack.training.encoded import EncodedMembers, Pack
 from energon_pack.training.pack_encoder import PackEncoder
 
 _FEISTEL_ROUNDS = 6
@@ -213,30 +213,41 @@ class OnlinePacks(Iterator[Pack]):
 
     def _add_to_pool(self, draws: Sequence[Draw]) -> None:
         looked = [self._sample_or_skip(draw) for draw in draws]
-        measured = iter(self._measuring.measure([sample for sample in looked if isinstance(sample, Sample)]))
+        measured = iter(self._measuring.measure_sides([sample for sample in looked if not isinstance(sample, Skip)]))
         for draw, sample in zip(draws, looked, strict=True):
-            result = next(measured) if isinstance(sample, Sample) else sample
+            result = sample if isinstance(sample, Skip) else next(measured)
             if isinstance(result, SampleMeasures):
-                name = (*draw, result.token_len)
+                name = (*draw, *(result.pair or (result.token_len,)))
                 self._pool.add(name, result.costs, self._measuring.group(result, draw.dataset))
                 self._num_skipped_in_row = 0
             else:
                 self._leave_out(draw, result)
 
-    def _sample_or_skip(self, draw: Draw) -> Sample | Skip:
+    def _sample_or_skip(self, draw: Draw) -> list[Sample] | Skip:
+        """Return a drawn sample, alone in a list, or the two sides of a drawn pair."""
+        dataset = self._datasets[draw.dataset]
         try:
-            return self._datasets[draw.dataset].sample_for_measuring(draw.number)
+            if self._encoder.pairs is not None:
+                return dataset.sides_for_measuring(draw.number)
+            return [dataset.sample_for_measuring(draw.number)]
         except Skip as skip:
             return skip
 
     def _read_members(self, waiting: Sequence[WaitingSample], dropped: list[str]) -> Iterator[MemberInput]:
         for sample in waiting:
-            *draw, token_len = sample.name
+            draw, lens = Draw(*sample.name[:3]), sample.name[3:]
+            dataset = self._datasets[draw.dataset]
             try:
-                yield replace(self._datasets[draw[0]].member(draw[1]), token_len=token_len)
+                if self._encoder.pairs is None:
+                    yield replace(dataset.member(draw.number), token_len=lens[0])
+                    continue
+                chosen, rejected = dataset.sides(draw.number)
             except Skip as skip:
-                self._leave_out(Draw(*draw), skip)
-                dropped.append(self._datasets[draw[0]].sample_id(draw[1]))
+                self._leave_out(draw, skip)
+                dropped.append(dataset.sample_id(draw.number))
+                continue
+            yield replace(chosen, token_len=lens[0])
+            yield replace(rejected, token_len=lens[1], shared=Shared(*lens[2:]))
 
     def _leave_out(self, draw: Draw, skip: Skip) -> None:
         self._measuring.leave_out(self._datasets[draw.dataset].sample_id(draw.number), skip)
@@ -246,10 +257,11 @@ class OnlinePacks(Iterator[Pack]):
             raise PackError(f"none of the samples drawn can be packed: {skip}")
 
     def _count_pack(self, pack: Pack, num_removed: int) -> None:
-        tokens = sum(len(member.tokens) for member in pack.members)
+        tokens = EncodedMembers.of(pack.members).tokens.num_own
         more = max(0, tokens - self._measuring.packing.max_token_len)
         images = sum(member.num_images for member in pack.members)
-        counts = {"packs": 1, "samples": len(pack.members), "tokens": tokens, "excess": more, "removed": num_removed}
+        num_samples = len(pack.members) // (1 if self._encoder.pairs is None else 2)
+        counts = {"packs": 1, "samples": num_samples, "tokens": tokens, "excess": more, "removed": num_removed}
         self._add_to_counters(**counts, **{IMAGE.plural: images})
         self._counters[_COUNTER_COLUMNS["longest_wait"]] = self._pool.longest_wait
 

@@ -20,6 +20,7 @@ from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.files import make_once, one_process_at_a_time
 from energon_pack.run.progress import Progress
 from energon_pack.run.workshop import Workshop
+from energon_pack.samples.settings import Take
 from energon_pack.sources.find import Source
 from energon_pack.stages.measuring import index_source, prepare_method
 from energon_pack.stages.places import find_places
@@ -76,6 +77,14 @@ def prepare_stream(settings: PackConfig | Sequence[str], sources: Sequence[Strea
     if not sources:
         raise PackError("sources=[]: give at least one")
     each = [(_config_of(source, config, settings), source) for source in sources]
+    are_pairs = [of_source.source.take is Take.both for of_source, _ in each]
+    if len({*are_pairs}) > 1:
+        which = are_pairs.index(not are_pairs[0])
+        raise PackError(
+            f"sources[{which}]: pairs share no stream with other samples: source.take=both for all, or none"
+        )
+    for of_source, _ in each:
+        of_source.packing.check_for_online(are_pairs[0])
     return _prepare_all(each)
 
 
@@ -132,8 +141,6 @@ def _samples_in_memory(samples: Any, settings: SourceConfig) -> Samples:
 def _samples_in_files(config: PackConfig, source: Source, workshop: Workshop) -> Samples:
     if source.mixture is not None:
         raise PackError(f"source.path={config.source.path}: a stream has no mixture: sources=[…] of it have weights")
-    config.packing.check_for_online()
-    config.source.check_for_online()
     keep_damaged = config.source.on_damaged is OnDamaged.keep
     indexed = first_samples(index_source(source.shards, keep_damaged, config.seed, workshop), config.source.limit)
     depends = [[item.key, *item.draw_settings, item.num_samples] for item in indexed]

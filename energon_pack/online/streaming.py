@@ -72,6 +72,8 @@ class StreamingPackedDataset(PacksForTrainers, IterableDataset[Pack]):
     ):
         check_buffer_size("buffer_size", buffer_size)
         begun = prepare_stream(config, sources)
+        if (file := options.get("reference_logps")) and len(begun.datasets) > 1:
+            raise PackError(f"reference_logps={file}: members of several sources may have the same id: give one source")
         #: the config with every setting
         self.config = begun.config
         #: makes packs and batches; pass it to `guard`

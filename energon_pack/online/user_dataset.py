@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from PIL import Image
 
 from energon_pack.errors import PackError
+from energon_pack.online.samples import as_sample, sides_of
 from energon_pack.samples.conversation import ReadSample, placed_record
 from energon_pack.samples.dialects.interleaved import texts_field
 from energon_pack.samples.dialects.pictures import refuse_address
@@ -29,6 +30,7 @@ from energon_pack.samples.media.requested import with_requested_settings
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.missing_pictures import found_pictures, names_pictures_in_place
 from energon_pack.samples.options import options_of
+from energon_pack.samples.pairs import read_record
 from energon_pack.samples.record import Record, with_use_audio_setting
 from energon_pack.samples.sample import MediaPart, media_type, media_type_by_name
 from energon_pack.samples.settings import ReadSettings
@@ -86,13 +88,21 @@ class UserSamples:
 
     def sample_for_measuring(self, number: int) -> Sample:
         """Return the sample `number` for measuring its length, with only the headers of its media read; raises Skip."""
-        read, _ = self.read(number)
-        return Sample(read.timed_messages, read.media, read.tools, read.options)
+        return as_sample(self.read(number)[0])
 
     def member(self, number: int) -> MemberInput:
         """Return the sample `number` with its media, for encoding; raises Skip."""
         read, media = self.read(number)
         return read.member(self.sample_id(number), media)
+
+    def sides_for_measuring(self, number: int) -> list[Sample]:
+        """Return both sides of the pair `number`, as `sample_for_measuring` returns a sample; raises Skip."""
+        return [as_sample(side) for _, side in sides_of(self.sample_id(number), self.read(number)[0])]
+
+    def sides(self, number: int) -> list[MemberInput]:
+        """Return both sides of the pair `number`, as `member` returns a sample; raises Skip."""
+        read, media = self.read(number)
+        return [side.member(name, media) for name, side in sides_of(self.sample_id(number), read)]
 
     def measured_member(self, row: MeasuredRow, *, checksum: int) -> MemberInput:
         """Return the sample of a measured row, with its media and length; raises Skip. `checksum` is not compared."""
@@ -163,8 +173,10 @@ class UserSamples:
                 if (value is not None and (key not in MEDIA_KEYS or _may_hold_media(value)))
                 or (key in MEDIA_KEYS and is_empty_listing(value))  # with a placeholder, its medium is lost
             }
-        record = parse_row(_with_named_media(item, held, settings), RowSettings(self.root), settings)
-        texts = [{**message, "content": _content_without_media(message["content"])} for message in record.messages]
+        row, rows = _with_named_media(item, held, settings), RowSettings(self.root)
+        record = read_record(lambda reading: parse_row(row, rows, reading), settings)
+        turns = [*record.messages, *record.rejected]
+        texts = [{**message, "content": _content_without_media(message["content"])} for message in turns]
         if any(isinstance(leaf, str) and _MEMORY_MARK in leaf for leaf in leaf_values([texts, record.tools])):
             raise Skip(Reason.BAD_MESSAGE, f"{_MEMORY_NOUN} stands where a text belongs")
         by_name = {f"{_MEMORY_MARK}{number}": medium for number, medium in enumerate(held)}
@@ -200,8 +212,7 @@ class UserSamples:
 
 
 def samples_in_memory(dataset: MapStyleDataset, source: SourceConfig) -> UserSamples:
-    """Read a user's dataset by the settings of `source`; PackError: it can't be read while training."""
-    source.check_for_online()
+    """Read a user's dataset by the settings of `source`."""
     return UserSamples(dataset, source.reading, source.media_root, source.limit, media_map_of(source.media_map))
 
 

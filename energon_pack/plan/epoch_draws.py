@@ -100,12 +100,17 @@ def choose_at_random(num: int, most: int | None, seed: int, stream: int) -> np.n
 
 
 def draw_samples(
-    lengths: Lengths, mixture: Mixture | None, packing: PackingConfig, seed: int
+    lengths: Lengths,
+    mixture: Mixture | None,
+    packing: PackingConfig,
+    seed: int,
+    fits: npt.NDArray[np.bool_] | None = None,
 ) -> tuple[Lengths, list[EntryShare]]:
     """Repeat or leave out samples, as `packing.epochs` and the entries of a mixture (None: no mixture) ask for.
 
     Samples of validation and test come once. A sample that can't be packed is not drawn, and stays for the ledger.
-    Returns the new lengths, and the share of each entry (empty without a mixture).
+    `fits`: whether each sample fits a pack, if that needs more than its parts (`pairs.fitting_pairs`). Returns the new
+    lengths, and the share of each entry (empty without a mixture).
     """
     if mixture is None and packing.epochs == 1:
         return lengths, []
@@ -114,6 +119,7 @@ def draw_samples(
             f"packing.epochs={packing.epochs}: {drawn.name} has a sample_ratio: a mixture names files with their epochs"
         )
     may, trained = _trainable_samples(lengths, packing)
+    may = may if fits is None else may & fits
     counts = np.zeros((packing.epochs, lengths.num_samples), np.int64)
     counts[0] = 1
     if mixture is None:

@@ -70,22 +70,29 @@ def order_existing_packs(
     return order
 
 
-def plan_of_epoch(plan: PackPlan, items: Items, packing: PackingConfig, seed: int, epoch: int) -> PackPlan:
+def plan_of_epoch(
+    plan: PackPlan, items: Items, packing: PackingConfig, seed: int, epoch: int, size: int = 1
+) -> PackPlan:
     """Return the plan of a later epoch: as many packs, each as full as before, with other members, in another order.
 
     Items with equal costs (tokens, images, everything that is limited) that may be in the same packs change places at
     random, so nothing is measured or packed again. An item without trained tokens changes places only with another
     such item. Epoch 0 is the plan itself.
+
+    Args:
+        size: of `size` items that stand together in `plan`, none changes its place without the others: 2 for pairs.
     """
     if not epoch or not plan.num_packs:
         return plan
     seed = epoch_seed(seed, epoch)
-    used = np.sort(plan.items)
+    used = plan.items.reshape(-1, size)
+    used = used[np.argsort(used[:, 0])]
     costs, _ = caps.costs(items.counts, packing)
     has_image, is_trained = items.counts["num_images"][used] > 0, items.num_supervised[used] > 0
-    alike = [*costs[:, used], group_of_items(items, packing)[used], has_image, is_trained]
+    alike = [*costs[:, used].sum(axis=2), group_of_items(items, packing)[used[:, 0]]]
+    alike += [has_image.any(axis=1), is_trained.any(axis=1)]
     by_chance = np.lexsort((random_keys(len(used), seed, 20), *alike))
     in_place = np.lexsort((np.arange(len(used)), *alike))
-    other = np.empty(len(items), np.int64)
-    other[used[in_place]] = used[by_chance]
-    return order_by_windows(replace(plan, items=other[plan.items]), items, packing, seed)
+    other = np.empty((len(items), size), np.int64)
+    other[used[in_place, 0]] = used[by_chance]
+    return order_by_windows(replace(plan, items=other[plan.items[::size]].ravel()), items, packing, seed)

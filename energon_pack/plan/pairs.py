@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow.compute as pc
 
 from energon_pack.lengths.measure import dropping_wrong_lengths, method_key
@@ -19,7 +20,7 @@ from energon_pack.plan import caps
 from energon_pack.plan.items import Items, Lengths
 from energon_pack.plan.sample_parts import PartsRecipe, WholeSample, make_parts
 from energon_pack.plan.settings import PackingConfig, Share
-from energon_pack.plan.trees import COUNTS, Trees, find_trees
+from energon_pack.plan.trees import COUNTS, Trees, find_trees, with_own_counts
 from energon_pack.run.workshop import Workshop
 from energon_pack.samples.cut import EXPANDED_CUT_TYPE
 from energon_pack.samples.flavors.fit import contents_that_do_not_fit
@@ -90,6 +91,16 @@ def pair_trees(lengths: Lengths, packing: PackingConfig) -> Trees:
             values[rejected] = found[name][chosen] + found[name][rejected]  # one of them is 0
     starts = np.concatenate((np.arange(0, len(sides), 2), len(sides) + np.arange(num + 1)))
     return Trees(np.concatenate((sides, np.arange(num))), starts, shared)
+
+
+def fitting_pairs(lengths: Lengths, packing: PackingConfig) -> npt.NDArray[np.bool_]:
+    """Return whether each sample is a pair that fits a pack, or a pack of its own: bool[num_samples]."""
+    trees = pair_trees(lengths, packing)
+    costs, limits = caps.costs(trees.as_items(with_own_counts(lengths.items, trees.shared)).counts, packing)
+    limits[0] = packing.longest_sample[1]
+    fits, pairs = np.zeros(lengths.num_samples, np.bool_), np.unique(lengths.whole_of_part)
+    fits[pairs] = (costs[:, : len(pairs)] <= limits[:, None]).all(axis=0)
+    return fits
 
 
 def items_to_pack(lengths: Lengths) -> Items:

@@ -106,10 +106,13 @@ class WaitingSample:
 
 
 def costs_of(counts: Mapping[str, Any], packing: PackingConfig) -> tuple[int, ...]:
-    """Return how much a sample adds to each limited sum of a pack, tokens first; only limits that are set."""
-    return tuple(
-        int(cap.member_cost(counts[cap.column], packing.pad_to_multiple_of)) for cap, _ in caps.limits(packing)
-    )
+    """Return how much a sample adds to each limited sum of a pack, tokens first; only limits that are set.
+
+    `counts`: as for `caps.exceeded_limits`.
+    """
+    multiple = packing.pad_to_multiple_of
+    limits = caps.limits(packing)
+    return tuple(int(counts.get(cap.name, cap.member_cost(counts[cap.column], multiple))) for cap, _ in limits)
 
 
 class Pool:

@@ -8,14 +8,17 @@ from typing import Any
 
 from energon_pack.errors import PackError, one_line
 from energon_pack.lengths.media_counts import media_counts_of
+from energon_pack.lengths.media_hashes import can_be_shared
 from energon_pack.plan import caps
 from energon_pack.plan.pool import Pool, costs_of
-from energon_pack.plan.settings import CUTTING_POLICIES, GroupBy, Overlong, PackingConfig
+from energon_pack.plan.settings import CUTTING_POLICIES, GroupBy, Overlong, PackingConfig, Share
+from energon_pack.plan.trees import COUNTS
 from energon_pack.run.plain_data import node_of
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.sample import media_type
-from energon_pack.samples.settings import ControlTokens, ReadSettings
+from energon_pack.samples.settings import ControlTokens, ReadSettings, Take
 from energon_pack.samples.skip import NOTHING_TRAINED_DETAIL, Reason, Skip
+from energon_pack.templates.beginnings import beginnings
 from energon_pack.templates.model_inputs import sample_of
 from energon_pack.templates.sample import Rendered, Sample
 from energon_pack.templates.settings import LabelsConfig, Untrained
@@ -36,6 +39,9 @@ class SampleMeasures:
     media_type: str
     #: frames of its clips, if only samples with equally many share a pack; else 0
     clip_frames: int = 0
+    #: of a preference pair, whose `token_len` is that of its pack: tokens of its sides, then how many tokens, images
+    #: and videos they share
+    pair: tuple[int, ...] = ()
 
 
 class SampleMeasurer:
@@ -65,11 +71,16 @@ class SampleMeasurer:
 
     def measure(self, samples: Sequence[Sample]) -> list[SampleMeasures | Skip]:
         """Measure samples; for a sample that no pack may hold, return a Skip with the reason in its place."""
-        rendered = [self._render(sample) for sample in samples]
-        counts = iter(self._template.count([text for text in rendered if isinstance(text, Rendered)]))
+        return self.measure_sides([[sample] for sample in samples])
+
+    def measure_sides(self, samples: Sequence[Sequence[Sample]]) -> list[SampleMeasures | Skip]:
+        """Measure samples as `measure` does, each of them a list: of itself, or of the two sides of a pair."""
+        rendered = [self._render(sides) for sides in samples]
+        texts = [text for sides in rendered if not isinstance(sides, Skip) for text in sides]
+        counts = iter(self._template.count(texts))
         return [
-            text if isinstance(text, Skip) else self._measured(text, *next(counts), sample)
-            for text, sample in zip(rendered, samples, strict=True)
+            texts if isinstance(texts, Skip) else self._measured(texts, [next(counts) for _ in texts], sides)
+            for texts, sides in zip(rendered, samples, strict=True)
         ]
 
     def measure_member(self, member: MemberInput) -> SampleMeasures | None:
@@ -123,24 +134,37 @@ class SampleMeasurer:
         if not skip.reason.is_policy or num & (num - 1) == 0:  # by policy: only the 1st, 2nd, 4th, 8th …
             _log.warning("left out: %s: %s; %d by this worker so far", sample_id, skip, num)
 
-    def _render(self, sample: Sample) -> Rendered | Skip:
+    def _render(self, sides: Sequence[Sample]) -> list[Rendered] | Skip:
+        rendered: list[Rendered] = []
         try:
-            rendered = self._template.render(sample)
-            rendered.refuse_by_policy(self._control_tokens)
+            for sample in sides:
+                rendered.append(self._template.render(sample))
+                rendered[-1].refuse_by_policy(self._control_tokens)
         except Skip as skip:
             return skip
         return rendered
 
     def _measured(
-        self, rendered: Rendered, token_len: int, num_supervised: int, sample: Sample
+        self, rendered: Sequence[Rendered], lens: Sequence[tuple[int, int]], sides: Sequence[Sample]
     ) -> SampleMeasures | Skip:
-        if not token_len:
+        """Add up a sample's sides, without what they share; `lens`: for each, its tokens and its trained tokens."""
+        if not all(token_len for token_len, _ in lens):
             return Skip(Reason.PROCESSOR_ERROR, "the chat template renders nothing")
-        if not num_supervised:
+        if not all(num_supervised for _, num_supervised in lens):
             return Skip(Reason.NOTHING_TRAINED, NOTHING_TRAINED_DETAIL)
-        kinds = [medium.kind for medium in sample.media]
-        counts = {"token_len": token_len, **media_counts_of(rendered, kinds)}
-        measured = SampleMeasures(token_len, costs_of(counts, self.packing), media_type(kinds), rendered.clip_frames)
+        kinds, shared = [medium.kind for medium in sides[0].media], self._shared(rendered, sides)
+        each = [
+            {"token_len": token_len, **media_counts_of(text, kinds)}
+            for text, (token_len, _) in zip(rendered, lens, strict=True)
+        ]
+        counts = {name: sum(one[name] for one in each) - shared.get(name, 0) for name in each[0]}
+        pair: tuple[int, ...] = ()
+        if len(sides) > 1:
+            squares = sum(one["token_len"] ** 2 for one in each) - shared.get("token_len", 0) ** 2
+            counts |= {"max_members": len(sides), "max_attention_cost": squares}
+            pair = *(one["token_len"] for one in each), *(shared.get(name, 0) for name in COUNTS[:3])
+        costs, frames = costs_of(counts, self.packing), rendered[0].clip_frames
+        measured = SampleMeasures(counts["token_len"], costs, media_type(kinds), frames, pair)
         name, longest = self.packing.longest_sample
         if measured.costs[0] > longest:
             return Skip(Reason.OVERLONG, caps.excess_text(name, measured.costs[0], longest))
@@ -148,10 +172,26 @@ class SampleMeasurer:
         broken = caps.exceeded_limits(counts, self.packing)[has_own_pack:]
         return Skip(Reason.OVER_CAP, ", ".join(broken)) if broken else measured
 
+    def _shared(self, rendered: Sequence[Rendered], sides: Sequence[Sample]) -> dict[str, int]:
+        """Return the counts of the beginning that the sides of a pair share by `packing.share`; {}: they share none."""
+        packing, media = self.packing, sides[0].media
+        if len(sides) < 2 or packing.share is Share.none or not can_be_shared(media):
+            return {}
+        of_media = [(medium.kind, b"") for medium in media]  # both sides have the same
+        chosen, rejected = (
+            {(one.high, one.low): one for one in each if one.may_fork and one.token_len >= packing.share_min_tokens}
+            for each in beginnings(self._template, rendered, [of_media, of_media])
+        )
+        forks = [one for key, one in chosen.items() if key in rejected]
+        forks = [one for one in forks if one.ends_medium or packing.share is Share.prefix]
+        return max(forks, key=lambda one: one.token_len)._asdict() if forks else {}
+
 
 def sample_measurer_of(content: Mapping[str, Any], template: Template, drop: bool) -> SampleMeasurer:
     """Return a measurer with the settings in the manifest of a packed dataset; `drop`: see `SampleMeasurer`."""
     packing, read = node_of(PackingConfig, content["packing"]), node_of(ReadSettings, content["source"])
+    if read.take == Take.both:
+        raise PackError("packing_buffer_size packs single samples, and the dataset has preference pairs (take=both)")
     untrained = node_of(LabelsConfig, content["labels"]).untrained
     return SampleMeasurer(template, packing, read.control_tokens, drop, untrained)
 

@@ -121,16 +121,19 @@ class PackingConfig:
             return "hard_limit", self.hard_limit
         return "max_token_len", self.max_token_len
 
-    def check_for_online(self) -> None:
-        """Raise PackError if a setting works only for packs on disk, not for packs that are made in training."""
+    def check_for_online(self, are_pairs: bool) -> None:
+        """Raise PackError if a setting works only for packs on disk, not for packs that are made in training.
+
+        `are_pairs`: samples are preference pairs, whose two sides share a beginning.
+        """
         if self.epochs > 1:
             raise PackError(
                 f"packing.epochs={self.epochs} is for packs on disk: a dataset that packs in training plans each epoch"
             )
-        if self.share is not Share.none:
+        if self.share is not Share.none and not are_pairs:
             raise PackError(
-                f"packing.share={self.share.value} is for packs on disk: a dataset that packs in training reads no"
-                " media before it plans"
+                f"packing.share={self.share.value} is for packs on disk, and for preference pairs: a dataset that packs"
+                " in training reads no media before it plans"
             )
 
     def check(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from energon_pack.errors import PackError
 from energon_pack.run.load_by_name import load_entry_point
-from energon_pack.samples.settings import ReadSettings, Take
+from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.user_map import name_with_hash
 from energon_pack.sources.media_map import media_map_of
 
@@ -69,11 +69,6 @@ class SourceConfig(ReadSettings):
     def reading(self) -> ReadSettings:
         """Return the settings that decide how a sample is read; cached token lengths are valid only for equal ones."""
         return ReadSettings(**{field.name: getattr(self, field.name) for field in fields(ReadSettings)})
-
-    def check_for_online(self) -> None:
-        """Raise PackError if a setting works only for packs on disk, not for packs that are made in training."""
-        if self.take == Take.both:
-            raise PackError("source.take=both is for packs on disk: energon-pack source.take=both packs pairs")
 
     def check(self) -> None:
         """Raise PackError if `path` has a wrong type, `format` is unknown, or two settings name the messages field."""

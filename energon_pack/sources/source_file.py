@@ -1,18 +1,18 @@
 """One file of a source, of any kind: its name, its place, and which of its rows are drawn."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from energon_pack.run.address import bucket_of
 from energon_pack.run.seeded_random import Ints
-from energon_pack.samples.pairs import with_rejected_side
+from energon_pack.samples.pairs import read_record
 from energon_pack.samples.record import Record, with_use_audio_setting
 from energon_pack.samples.sample import Part
-from energon_pack.samples.settings import ReadSettings, Take
+from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.entry_settings import NO_SETTINGS, EntrySettings
 from energon_pack.sources.media_containers import split_name
 from energon_pack.sources.rows import SampleRow
@@ -102,14 +102,7 @@ class SourceFile:
 
     def read_record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
         """Parse a sample as `record` does, with the settings of its mixture entry, which override `settings`."""
-        reading = self.own.reading or settings
-        if reading.take == Take.both:
-            chosen, rejected = (replace(reading, take=Take.chosen) for _ in range(2))
-            rejected.takes_rejected = True
-            other = self.record(raw, part, has_media, rejected)  # first: it says what is no pair
-            record = with_rejected_side(self.record(raw, part, has_media, chosen), other)
-        else:
-            record = self.record(raw, part, has_media, reading)
+        record = read_record(partial(self.record, raw, part, has_media), self.own.reading or settings)
         return with_use_audio_setting(self.own.add_options(record), settings)
 
     def record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:

@@ -15,6 +15,7 @@ from energon_pack.plan.expand import count_expansion
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.overlong import check_overlong, cut_overlong
 from energon_pack.plan.packs import PackPlan
+from energon_pack.plan.pairs import fitting_pairs
 from energon_pack.plan.plan import check_media_apart, check_splits, plan_packs, share_beginnings
 from energon_pack.plan.report import Report, summarize
 from energon_pack.plan.settings import CUTTING_POLICIES
@@ -52,7 +53,8 @@ def plan_source(measured: Measured, settings: PlanSettings, workshop: Workshop) 
         if packing.overlong in CUTTING_POLICIES:
             with dropping_wrong_lengths(lengths.shards, method, workshop):
                 lengths = cut_overlong(lengths, method, packing, labels, workshop)
-        lengths, entry_shares = draw_samples(lengths, measured.mixture, packing, settings.seed)
+        fits = fitting_pairs(lengths, packing) if lengths.has_pairs else None
+        lengths, entry_shares = draw_samples(lengths, measured.mixture, packing, settings.seed, fits)
         num_repeated = measured.num_repeated + lengths.num_samples - measured.lengths.num_samples
         lengths, trees = share_beginnings(lengths, packing)
         plan = plan_packs(lengths.items, packing, settings.seed, cost, lengths.scratch, trees)

@@ -2,13 +2,14 @@
 
     members of a pack ─encode─► each encoded alone ─batch─► one row a pack (neat), or one physical row (thd)
 
-Every reader of packs uses this encoder: Energon's task encoder, webdataset's stages, datasets that pack while loading.
+Every reader of packs uses it: Energon's task encoder, webdataset's stages, datasets that pack while loading.
 """
 
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
@@ -124,10 +125,9 @@ class PackEncoder:
         tokens_per_second: float | None = None,
         reference_logps: str | None = None,
     ):
-        options = {name: value for name, value in locals().items() if name not in ("self", "made", "rules")}
+        self._options = options = {n: value for n, value in locals().items() if n not in ("self", "made", "rules")}
         self.made, self.layout, self.rules = made, layout or made["layout"], rules
         check_options(options, self.layout)
-        self._options = options
         #: whether the dataset's samples may share their beginnings
         self.has_trees = made["content"].get("packing", {}).get("share", "none") != "none"
         #: the keys that preference pairs add to a batch; None: the dataset has no pairs
@@ -153,10 +153,9 @@ class PackEncoder:
             from energon_pack.training.fixed_shapes import allowed_widths
 
             self._widths = allowed_widths(pad_to, made["max_token_len"], self.max_token_len)
-        is_neat, multiple = self.layout == "neat", 1
         self._is_hybrid = (made["mask"] if self.mask == "indexed" else self.mask) == "hybrid"
         self._drop, self._dummy = on_bad_member == "drop", dummy_image and IMAGE.kind in rules.media_tokens
-        with_rows = rope_rows or is_neat
+        is_neat, multiple, with_rows = self.layout == "neat", 1, rope_rows or self.layout == "neat"
         rope = rope_rule_of(made["content"]["model"].get("rope"), rules, tokens_per_second, with_rows)
         if not is_neat:
             from energon_pack.training.megatron_layouts import pad_multiple
@@ -193,8 +192,8 @@ class PackEncoder:
             is_new = isinstance(alone, MemberInput) and alone.token_len is None
             widest = self._widths[-1] if self._widths else math.inf
             if alone is not None and is_new and encoded and self._padded_len(encoded.tokens) > widest:
-                error = ValueError(f"{len(encoded.tokens.ids)} tokens, more than pad_to={self._pad_to} has room for")
-                on_bad(alone, error)
+                num = len(encoded.tokens.ids)
+                on_bad(alone, ValueError(f"{num} tokens, more than pad_to={self._pad_to} has room for"))
                 return None
         except (BadPack, LengthError) as error:
             raise BadPack(str(error)) from error.__cause__
@@ -207,7 +206,8 @@ class PackEncoder:
                 refuse_invalid_trees([*encoded.tokens], encoded.sample_ids)
             except ValueError as error:
                 raise BadPack(f"{key}: {error}") from None
-        return Pack(key, encoded, media, dropped) if encoded else None
+        pack = Pack(key, encoded, media, dropped) if encoded else None
+        return pack if self.pairs is None else self.pairs.whole(pack, listed, partial(self.encode, key))
 
     def batch(self, packs: Sequence[Pack]) -> PackedBatch:
         """Lay encoded packs out in one batch, in the encoder's layout. BadPack: they can't be."""

@@ -5,6 +5,7 @@ reference model ──write_reference_logps──► a file ──PairKeys──
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, logsigmoid
 
-from energon_pack.training.encoded import IGNORE, BadPack
+from energon_pack.training.encoded import IGNORE, BadPack, Pack
 
 #: the error of an SFT loss, or of a door to one, for a batch of preference pairs
 SFT_REFUSED = (
@@ -21,28 +22,36 @@ SFT_REFUSED = (
     " source.take=chosen packs the good sides for SFT"
 )
 #: settings of an encoder that pairs allow one value of
-_OPTIONS = {"layout": "neat", "labels": "unshifted", "loss_weight": None, "on_bad_member": "raise"}
+_OPTIONS = {"layout": "neat", "labels": "unshifted", "loss_weight": None}
+
+
+def refuse_sft_options(layout: str, options: Mapping[str, Any]) -> None:
+    """Raise ValueError for an option of a `PackEncoder` that would train a side of a pair by SFT."""
+    asked = {**_OPTIONS, **options, "layout": options.get("layout") or layout}
+    if name := next((name for name, only in _OPTIONS.items() if asked[name] != only), None):
+        raise ValueError(f"{name}={asked[name]}: {SFT_REFUSED}")
 
 
 class PairKeys:
     """Makes the keys that preference pairs add to a batch: `preference_pairs`, and `reference_logps` from a file.
+
+    It also keeps the pairs of a pack whole.
 
     Args:
         made: energon_pack.json of the dataset.
         layout, options: of a `PackEncoder`.
 
     Raises:
-        ValueError: the layout or an option would lose a side of a pair, or train it by SFT; or there are no pairs.
+        ValueError: the layout or an option would train a side of a pair by SFT; or there are no pairs.
     """
 
     def __init__(self, made: Mapping[str, Any], layout: str, options: Mapping[str, Any]):
-        self._file, asked = options["reference_logps"], {**options, "layout": layout}
+        self._file, self._parts = options["reference_logps"], [f"{part['name']}/" for part in made.get("parts") or ()]
         if not made.get("pairs"):
             raise ValueError(
                 f"reference_logps={self._file}: the packs hold no preference pairs: source.take=both packs some"
             )
-        if name := next((name for name, only in _OPTIONS.items() if asked[name] != only), None):
-            raise ValueError(f"{name}={asked[name]}: {SFT_REFUSED}")
+        refuse_sft_options(layout, options)
         if self._file is not None:
             with np.load(self._file, allow_pickle=False) as content:
                 self._members, self._logps = content["members"], content["logps"]
@@ -52,12 +61,31 @@ class PairKeys:
         keys = {"preference_pairs": pairs_in(batch["sample_ids"])}
         if self._file is None:
             return keys
-        names = np.array(_names(batch))
+        names = np.array(_names(batch, self._parts))
         places = np.searchsorted(self._members, names) % max(1, len(self._members))
         if len(missing := names[self._members[places] != names] if len(self._members) else names):
             why = f"{self._file} has no reference_logps of {missing[0].decode()}"
             raise BadPack(f"{why}: recipes/reference_logps.py writes them")
         return {**keys, "reference_logps": torch.from_numpy(self._logps[places])}
+
+    def whole(
+        self, pack: Pack | None, members: Iterable[Any], encode: Callable[[list[Any]], Pack | None]
+    ) -> Pack | None:
+        """Return a pack without the other sides of its members that were dropped; None: no pair of it is left.
+
+        Args:
+            pack: made of `members`; None: all were dropped.
+            encode: makes a pack of some of them.
+        """
+        if pack is None or not pack.dropped:
+            return pack
+        lost = {name.rpartition("+")[0] for name in pack.dropped}
+        kept = [member for member in members if member.sample_id.rpartition("+")[0] not in lost]
+        if len(kept) == len(pack.members):
+            return pack
+        gone = [member.sample_id for member in members if member.sample_id.rpartition("+")[0] in lost]
+        again = encode(kept) if kept else None
+        return again and replace(again, dropped=[*gone, *again.dropped])
 
 
 def write_reference_logps(path: str | PathLike[str], batches: Iterable[tuple[Mapping[str, Any], Tensor]]) -> int:
@@ -71,10 +99,18 @@ def write_reference_logps(path: str | PathLike[str], batches: Iterable[tuple[Map
     return len(names)
 
 
-def _names(batch: Mapping[str, Any]) -> list[bytes]:
-    """Return for each member of a batch the name of its dataset (the beginning of its pack's key) and its id."""
+def _names(batch: Mapping[str, Any], parts: Sequence[str] = ()) -> list[bytes]:
+    """Return for each member of a batch the name of its dataset and its id.
+
+    The name is the beginning of its pack's key, before a lazy dataset's epoch; that of a stream is empty.
+
+    Args:
+        parts: what ids begin with in an order over several datasets, and not in these.
+    """
     rows = zip(batch["__key__"], batch["sample_ids"], strict=True)
-    return [f"{key.rpartition('_')[0]}/{sample_id}".encode() for key, row in rows for sample_id in row]
+    names = ((key.rpartition("_")[0].partition("_")[0], sample_id) for key, row in rows for sample_id in row)
+    parts_of = ((name, sample_id, next(filter(sample_id.startswith, parts), "")) for name, sample_id in names)
+    return [f"{name}/{sample_id.removeprefix(part)}".encode() for name, sample_id, part in parts_of]
 
 
 def pairs_in(sample_ids: Sequence[Sequence[str]]) -> Tensor:

@@ -1,8 +1,10 @@
 """Both sides of a preference pair are in one pack, or in none: a side alone would be trained for nothing."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,14 +20,23 @@ from energon_pack.config.compose import compose_config
 from energon_pack.config.stage_settings import StageSettings
 from energon_pack.dataset.skipped_file import ledger_entries
 from energon_pack.errors import PackError
+from energon_pack.online.stream_packs import Draws, OnlinePacks, StreamCounters
+from energon_pack.online.streaming import StreamingPackedDataset
+from energon_pack.plan import caps
 from energon_pack.plan.epoch_draws import draw_samples
+from energon_pack.plan.existing_packs import plan_of_epoch
+from energon_pack.plan.items import Lengths
+from energon_pack.plan.packs import PackPlan
+from energon_pack.plan.pairs import fitting_pairs
 from energon_pack.plan.plan import plan_packs, share_beginnings
+from energon_pack.plan.pool import Pool
 from energon_pack.plan.settings import GroupBy, PackingConfig, Share
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.progress import Progress
 from energon_pack.samples.settings import Take
 from energon_pack.stages.measuring import Measured, index_source, measure_source, prepare_method
 from energon_pack.stages.places import find_places
+from energon_pack.steps.position import Position
 from energon_pack.steps.topology import Topology
 from energon_pack.verify import Options, verify
 from energon_pack.verify.pack_checks import check_pairs
@@ -38,19 +49,37 @@ SIDES = ("chosen", "rejected")
 
 
 @pytest.fixture(scope="module")
-def measured(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Measured:
-    """Lengths of 60 pairs, with the hashes that sharing needs, in two splits."""
-    folder = tmp_path_factory.mktemp("pairs")
-    config = demo_config(demo, cache, folder / "out", write_pairs(folder, 60), packing__share=Share.prefix)
-    config.source = replace(config.source, take=Take.both)
-    config.output.splits.val = 0.2
-    with LocalExecutor(1) as executor:
-        places = find_places(config)
-        source, workshop = places.source, places.workshop(executor, Progress())
-        settings = StageSettings.of(config, source, places.processor)
-        method = prepare_method(settings.method, workshop)
-        indexed = index_source(source.shards, False, config.seed, workshop)
-        return measure_source(source, indexed, method, settings.lengths, workshop)
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two sources of pairs."""
+    folders = [tmp_path_factory.mktemp("pairs") for _ in range(2)]
+    for folder, number in zip(folders, (40, 25), strict=True):
+        write_pairs(folder, number)
+    return folders
+
+
+@pytest.fixture(scope="module")
+def all_measured(
+    demo: tuple[Path, Path], cache: Path, folders: list[Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Measured]:
+    """Lengths of both, in two splits, with the hashes that sharing needs; and of mixtures by weights and by epochs."""
+    names, found = ("one", "other"), {}
+    for name, knob in (("plain", {}), ("weights", {"weight": (2, 7)}), ("epochs", {"epochs": (1.5, 2)})):
+        paths = [str(folder / "pairs.jsonl") for folder in folders]
+        config = demo_config(demo, cache, tmp_path_factory.mktemp(name), paths, packing__share=Share.prefix)
+        if knob:
+            [(key, values)] = knob.items()
+            entries = zip(names, paths, values, strict=True)
+            config.source.path = {entry: {"path": path, key: value} for entry, path, value in entries}
+        config.source = replace(config.source, take=Take.both)
+        config.output.splits.val = 0.2
+        with LocalExecutor(1) as executor:
+            places = find_places(config)
+            source, workshop = places.source, places.workshop(executor, Progress())
+            settings = StageSettings.of(config, source, places.processor)
+            method = prepare_method(settings.method, workshop)
+            indexed = index_source(source.shards, False, config.seed, workshop)
+            found[name] = measure_source(source, indexed, method, settings.lengths, workshop)
+    return found
 
 
 PACKING = st.builds(
@@ -68,15 +97,42 @@ PACKING = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
-@given(packing=PACKING, long=st.none() | st.integers(0, 300), seed=st.integers(0, 3))
-def test_no_pair_is_torn(measured: Measured, packing: PackingConfig, long: int | None, seed: int) -> None:
-    """Each draw of a pair is whole in one pack, or in the ledger; no pack is larger than a pack may be."""
+@settings(max_examples=80, deadline=None)
+@given(
+    packing=PACKING, long=st.none() | st.integers(0, 300), seed=st.integers(0, 3),
+    name=st.sampled_from(["plain", "weights", "epochs"]), epoch=st.integers(0, 2),
+)  # fmt: skip
+def test_no_pair_is_torn(
+    all_measured: dict[str, Measured], packing: PackingConfig, long: int | None, seed: int, name: str, epoch: int
+) -> None:
+    """Each draw of a pair is whole in one pack, or in the ledger; no pack is larger than a pack may be.
+
+    In a mixture a pair that fits no pack is not drawn, and is once in the ledger. Later epochs of a lazy dataset have
+    the same pairs.
+    """
     if long is not None:
         packing = replace(packing, overlong=Overlong.own_pack, hard_limit=packing.max_token_len + long)
-    lengths, _ = draw_samples(measured.lengths, None, packing, seed)
+    measured = all_measured[name]
+    fits = fitting_pairs(measured.lengths, packing)
+    items, may = measured.lengths.items, fits & (measured.lengths.items.split[: len(fits)] == 0)
+    if len({*items.shard[: len(fits)][may].tolist()}) < 2:
+        return  # an entry of a mixture without a sample is refused
+    lengths, _ = draw_samples(measured.lengths, measured.mixture, packing, seed, fits)
     lengths, trees = share_beginnings(lengths, packing)
     plan = plan_packs(lengths.items, packing, seed, trees=trees)
+    first = check_plan(lengths, plan, packing)
+    left_out = [*ledger_entries(lengths, plan, packing)]
+    assert len(first) + len(left_out) == lengths.num_samples
+    assert {entry["reason"] for entry in left_out} <= {"overlong", "over_cap", "not_drawn"}
+    if measured.mixture is not None:
+        assert max(Counter(entry["sample_id"] for entry in left_out).values(), default=1) == 1
+        assert not any("@" in entry["sample_id"] for entry in left_out)
+    if packing.epochs == 1:  # as a lazy dataset has it
+        assert check_plan(lengths, plan_of_epoch(plan, lengths.items, packing, seed, epoch, 2), packing) == first
+
+
+def check_plan(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> set[int]:
+    """Check each pack of a plan; return the numbers of the pairs in it."""
     packs_of = Counter[int]()
     for start, end in zip(plan.starts[:-1], plan.starts[1:], strict=True):
         members = plan.items[start:end]
@@ -91,12 +147,63 @@ def test_no_pair_is_torn(measured: Measured, packing: PackingConfig, long: int |
         assert turn is None or len({*turn[members].tolist()}) == 1
         if packing.max_members is not None:
             assert len(members) <= packing.max_members
+        if packing.max_images is not None:
+            assert lengths.items.counts["num_images"][members].sum() <= packing.max_images
         if packing.max_attention_cost is not None:
             assert lengths.items.squares[members].sum() <= packing.max_attention_cost
-    assert set(packs_of.values()) <= {1}
-    left_out = [entry["reason"] for entry in ledger_entries(lengths, plan, packing)]
-    assert len(packs_of) + len(left_out) == lengths.num_samples
-    assert {*left_out} <= {"overlong", "over_cap"}
+    assert {*packs_of.values()} <= {1}
+    return {*packs_of}
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    packing=PACKING, long=st.none() | st.integers(0, 300), seed=st.integers(0, 3), buffer_size=st.integers(1, 12),
+    weights=st.none() | st.tuples(st.integers(1, 5), st.integers(1, 5)), ranks=st.integers(1, 3),
+)  # fmt: skip
+def test_no_pair_of_a_stream_is_torn(
+    stream: StreamingPackedDataset,
+    packing: PackingConfig,
+    long: int | None,
+    seed: int,
+    buffer_size: int,
+    weights: tuple[int, int] | None,
+    ranks: int,
+) -> None:
+    """Each pair of two sources is one sample that waits: in one pack of one rank, or left out and counted."""
+    packing = replace(packing, epochs=1, window=None, topology=Topology())
+    if long is not None:
+        packing = replace(packing, overlong=Overlong.own_pack, hard_limit=packing.max_token_len + long)
+    measurer, seen = copy(stream._measuring), Counter[tuple[int, int]]()
+    measurer.packing, counts = packing, StreamCounters()
+    for rank in range(ranks):
+        positions = [Position("x", ranks=ranks, rank=rank) for _ in stream._datasets]
+        draws = Draws([*map(len, stream._datasets)], positions, weights, replacement=False, seed=seed)
+        lane = OnlinePacks(
+            "x", stream._datasets, draws, measurer, Pool(packing, buffer_size, seed), stream.encoder,
+            counts.of_worker(rank),
+        )  # fmt: skip
+        while True:
+            lane._fill_pool()
+            if not (waiting := lane._pool.take()):
+                break
+            seen.update(sample.name[:2] for sample in waiting)
+            sums = np.array([sample.costs for sample in waiting]).sum(axis=0)
+            limits = np.array([limit for _, limit in caps.limits(packing)])
+            limits[0] = packing.longest_sample[1] if len(waiting) == 1 else limits[0]
+            assert (sums <= limits).all()
+            for chosen, rejected, *shared in (sample.name[3:] for sample in waiting):
+                assert 0 <= shared[0] < min(chosen, rejected)
+            assert sums[0] == sum(sum(sample.name[3:5]) - sample.name[5] for sample in waiting)
+    left_out = counts.total(packing.max_token_len)["left_out"]
+    assert {*seen.values()} <= {1}
+    assert seen.total() + sum(left_out.values()) == sum(map(len, stream._datasets))
+    assert left_out.keys() <= {"overlong", "over_cap"}
+
+
+@pytest.fixture(scope="module")
+def stream(demo: tuple[Path, Path], cache: Path, folders: list[Path]) -> StreamingPackedDataset:
+    words = ["+model=qwen2_5_vl", f"model.processor={demo[1]}", f"cache_dir={cache}", "source.take=both"]
+    return StreamingPackedDataset(words, [str(folder / "pairs.jsonl") for folder in folders])
 
 
 def test_pairs_are_packed_whole_and_verified(demo: tuple[Path, Path], cache: Path, tmp_path: Path) -> None:
@@ -131,22 +238,6 @@ def test_settings_that_would_tear_pairs_are_refused(word: str) -> None:
         compose_config(["+model=qwen2_5_vl", "source.path=x", "source.take=both", word])
 
 
-def test_packs_made_while_training_take_no_pairs(demo: tuple[Path, Path], tmp_path: Path) -> None:
-    """Automodel's door makes its datasets of lazy and of streaming ones, so it takes none, either."""
-    from energon_pack import LazyPackedDataset, StreamingPackedDataset, automodel
-
-    (tmp_path / "source").mkdir()
-    words = ["+model=qwen2_5_vl", f"model.processor={demo[1]}", f"output.dir={tmp_path / 'out'}"]
-    words += ["source.take=both", f"source.path={write_pairs(tmp_path / 'source', 3)}"]
-    for kind in (
-        LazyPackedDataset,
-        StreamingPackedDataset,
-        lambda words: automodel.dataset(words, mask="positions").packs,
-    ):
-        with pytest.raises(PackError, match=r"source\.take=both is for packs on disk"):
-            kind(words)
-
-
 def test_both_sides_of_a_pair_are_shown(demo: tuple[Path, Path], tmp_path: Path) -> None:
     """As they are trained: an earlier answer, and a question, are not."""
     source = write_pairs(tmp_path, 2, with_media=False)
@@ -163,6 +254,18 @@ def test_both_sides_of_a_pair_are_shown(demo: tuple[Path, Path], tmp_path: Path)
         _, _, of_side = shown.partition(f"pairs.jsonl:2+{side}")
         assert word in of_side
     assert "«It is near." not in shown
+    together = re.search(r"both sides together: (\d+) tokens: (\d+) chosen, (\d+) rejected, 0 of them shared", shown)
+    assert together is not None, "the limits of a pack are for both"
+    total, chosen, rejected = map(int, together.groups())
+    assert total == chosen + rejected
+    words += ["packing.overlong=drop", f"packing.max_token_len={total - 1}"]
+    shown = command_here("energon_pack.inspect", *words, cwd=tmp_path).stdout
+    assert f"both sides together: {total} > packing.max_token_len={total - 1}: packing.overlong=drop says" in shown
+    words += ["packing.share=prefix", "packing.share_min_tokens=1"]
+    shown = command_here("energon_pack.inspect", *words, cwd=tmp_path).stdout
+    [(shorter, shared)] = re.findall(r"both sides together: (\d+) tokens: .*, (\d+) of them shared", shown)
+    assert int(shorter) + int(shared) == total
+    assert int(shared) > 0
 
 
 def test_verify_names_a_torn_pair() -> None:

@@ -2,6 +2,8 @@
 
 import json
 import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,3 +61,14 @@ def sides_in_packs(folder: Path) -> list[list[str]]:
     """The ids of the members of each pack of a dataset."""
     metas = [json.loads(parts["json"])["_meta"] for parts in samples(folder).values()]
     return [meta["sample_ids"] for meta in metas]
+
+
+def check_whole(rows: Iterable[Sequence[str]]) -> Counter[str]:
+    """Both sides of each pair stand side by side in these packs; return how often each pair comes."""
+    seen = Counter[str]()
+    for row in rows:
+        for chosen, rejected in zip(row[::2], row[1::2], strict=True):
+            pair = chosen.removesuffix("+chosen")
+            assert (chosen, rejected) == (f"{pair}+chosen", f"{pair}+rejected")
+            seen[pair] += 1
+    return seen

@@ -193,7 +193,6 @@ def test_no_sft_loss_sees_a_rejected_answer(packs: PackedDataset, folders: dict[
         "mlm": lambda: PackedDataset(folder, layout="mlm"),
         "labels": lambda: PackedDataset(folder, labels="shifted"),
         "loss_weight": lambda: PackedDataset(folder, loss_weight="sample"),
-        "on_bad_member": lambda: PackedTaskEncoder(folder, on_bad_member="drop"),
         "collator": lambda: packs.collator(model),
         "weighted collator": lambda: packs.collator(model, weights=True),
         "loss_func": packs.loss_func,
