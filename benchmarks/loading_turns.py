@@ -204,24 +204,24 @@ def energon_once() -> list[float]:
     crude = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
     Path("images/.nv-meta/dataset.yaml").write_text(crude)
 
-    @stateless
+    @stateless  # type: ignore[untyped-decorator]
     def cook(sample: dict[str, Any]) -> Any:
         return CaptioningSample(**basic_sample_keys(sample), image=sample["jpg"], caption=sample["json"]["messages"])
 
-    class Encoder(DefaultTaskEncoder):  # type: ignore[type-arg,misc]
+    class Encoder(DefaultTaskEncoder):
         decoder = SampleDecoder(image_decode="pilrgb")
         cookers = [Cooker(cook)]  # noqa: RUF012
 
-        @stateless
+        @stateless  # type: ignore[untyped-decorator]
         def encode_sample(self, sample: Any) -> Any:
             text = processor.apply_chat_template(_conversation(sample.caption))
             return dict(processor(text=text, images=[sample.image], return_tensors="pt"))
 
-        @stateless
+        @stateless  # type: ignore[untyped-decorator]
         def batch(self, samples: list[Any]) -> Any:
             return {name: torch.cat([one[name] for one in samples]) for name in ("pixel_values", "image_grid_thw")}
 
-        @stateless
+        @stateless  # type: ignore[untyped-decorator]
         def encode_batch(self, batch: Any) -> Any:
             return batch
 
