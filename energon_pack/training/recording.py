@@ -147,8 +147,8 @@ class _RunningCalls(threading.local):
     def __init__(self) -> None:
         #: parts whose forward is running, the outermost first
         self.running: list[Module] = []
-        #: whether the model runs a test
-        self.is_trial = False
+        #: whether the model runs a test; whether the call that waits for it is compiled
+        self.is_trial = self.is_compiled = False
 
     @property
     def is_outside(self) -> bool:
@@ -172,10 +172,17 @@ def unchecked(model: Module) -> Iterator[None]:
         calls.is_trial = False
 
 
-def _enter(check: Callable[..., None], *call: Any) -> None:
+def is_compiled(model: Module) -> bool:
+    """Say whether the call of a guarded model that waits for a test is compiled."""
+    return _CALLS_BY_MODEL[model].is_compiled
+
+
+def _enter(calls: _RunningCalls, check: Callable[..., None], *call: Any) -> None:
     if torch.compiler.is_compiling():
+        if calls.running:  # each break would make graphs
+            return
         torch._dynamo.graph_break(msg=_NO_FULL_GRAPH)
-    check(*call)
+    check(torch.compiler.is_compiling(), *call)
 
 
 def hook_calls(model: Module, check_call: InputCheck) -> tuple[list[RemovableHandle], InputCheck]:
@@ -195,7 +202,7 @@ def hook_calls(model: Module, check_call: InputCheck) -> tuple[list[RemovableHan
     norms = [part for part in model.modules() if isinstance(part, _BatchNorm)]
 
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
-    def check(names: Sequence[str], part: Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    def check(compiled: bool, names: Sequence[str], part: Module, args: Any, keywords: dict[str, Any]) -> None:
         if calls.is_trial:
             return
         if any(part is one for one in calls.running):  # no part runs inside itself: an interrupt ended the earlier call
@@ -203,6 +210,7 @@ def hook_calls(model: Module, check_call: InputCheck) -> tuple[list[RemovableHan
         calls.running.append(part)
         if len(calls.running) > 1:
             return
+        calls.is_compiled = compiled
         if part is not model and part in inner:  # none of a copy, whose hooks are these
             say_outside(part, "the head and the loss of members are")
         if (now := attention_of(model)) != attention:
@@ -219,9 +227,14 @@ def hook_calls(model: Module, check_call: InputCheck) -> tuple[list[RemovableHan
         finally:
             calls.is_trial = False
 
-    def leave(*_: Any) -> None:
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # else a trial would have a graph of its own
+    def end() -> None:
         if not calls.is_trial:
-            del calls.running[-1:]
+            calls.running.pop()
+
+    def leave(part: Module, *_: Any) -> None:
+        if calls.running and calls.running[-1] is part:
+            end()
 
     handles = []
     for module in model.modules():
@@ -231,7 +244,7 @@ def hook_calls(model: Module, check_call: InputCheck) -> tuple[list[RemovableHan
         if takes_positions and {"input_ids", "inputs_embeds"} & {*names}:
             # before all others: a trial would undo what they set
             handles.append(
-                module.register_forward_pre_hook(partial(_enter, check, names), with_kwargs=True, prepend=True)
+                module.register_forward_pre_hook(partial(_enter, calls, check, names), with_kwargs=True, prepend=True)
             )
             handles.append(module.register_forward_hook(leave, always_call=True))
     layers = getattr(getattr(model, "get_decoder", lambda: None)(), "layers", None)

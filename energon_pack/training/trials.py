@@ -36,7 +36,7 @@ from energon_pack.training.model_trial import (
     run_change,
 )
 from energon_pack.training.model_wrappers import class_of
-from energon_pack.training.recording import tokens_of
+from energon_pack.training.recording import is_compiled, tokens_of
 from energon_pack.training.restored_model import (
     forward_suspended,
     full_precision,
@@ -161,7 +161,7 @@ class Trials:
         place, compared = None, None
         try:
             with restored(part) as begin, forward_suspended(part) as call, kept_inputs(inputs):
-                pending = PendingForward(part, call, inputs, begin, self._on_any_rank)
+                pending = PendingForward(part, call, inputs, begin, self._on_any_rank, is_compiled(self._model))
                 change = None
                 if self._on_any_rank(edits is not None):
                     change = yield from run_change(pending, edits)
