@@ -121,7 +121,7 @@ def test_ranks_of_sharded_parameters_try_together(tmp_path: Path) -> None:
     result = command("-W", "ignore", script, cwd=tmp_path, PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}", OMP_NUM_THREADS="1")
     assert result.returncode == 0, result.stderr
     print(result.stdout)
-    assert result.stdout.count("the same as without the trial, tried in step 2") == 10
+    assert result.stdout.count("the same as without the trial, tried in step 2") == 14
     assert result.stdout.count("mixes the members of a batch: ") == 1
     assert result.stdout.count("mixes the members of a batch on another rank: ") == 1
 
