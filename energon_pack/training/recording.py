@@ -28,6 +28,10 @@ _SKETCHED_TOKENS = 64
 _NO_FULL_GRAPH = (
     "guard reads the inputs of each call, which is in no graph: torch.compile(model) without fullgraph=True"
 )
+_NO_EXPORT = (
+    "torch.export, and stages that torch.distributed.pipelining.pipeline cuts by it, leave out the guard, which reads"
+    " the inputs of each call: export a model that is not guarded (Guard.remove())"
+)
 #: some classes give words that can't come next a logit as low as that
 _IMPOSSIBLE_LOGIT = 1e4
 
@@ -179,6 +183,8 @@ def is_compiled(model: Module) -> bool:
 
 def _enter(calls: _RunningCalls, check: Callable[..., None], *call: Any) -> None:
     if torch.compiler.is_compiling():
+        if torch.compiler.is_exporting():
+            raise MixingError(_NO_EXPORT)
         if calls.running:  # each break would make graphs
             return
         torch._dynamo.graph_break(msg=_NO_FULL_GRAPH)

@@ -126,6 +126,29 @@ def test_ranks_of_sharded_parameters_try_together(tmp_path: Path) -> None:
     assert result.stdout.count("mixes the members of a batch on another rank: ") == 1
 
 
+@pytest.mark.slow
+def test_stages_of_a_pipeline_train_as_without_the_guard(tmp_path: Path) -> None:
+    """A stage that is a model is tried as one; one made of a model's parts is said to be untried. None waits for ever."""
+    script = ROOT / "tests/support/pipeline_ranks.py"
+    result = command("-W", "ignore", script, cwd=tmp_path, PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}", OMP_NUM_THREADS="1")
+    assert result.returncode == 0, result.stderr
+    print(result.stdout, result.stderr)
+    assert result.stdout.count("the same as without the guard, tried") == 2
+    assert result.stdout.count("the same as without the guard, not tried") == 2
+    assert result.stderr.count("LlamaForCausalLM was guarded, and never tried") == 2
+    assert "LlamaDecoderLayer runs outside of a call of LlamaForCausalLM" in result.stderr
+
+
+@pytest.mark.slow
+def test_an_exported_model_is_refused_by_name() -> None:
+    """A pipeline is cut by torch.export, which ended in an error about a decorator of this package."""
+    model = make_model("llama")
+    held = guard(model, first_batch=False)
+    with pytest.raises(MixingError, match=r"torch\.export.*export a model that is not guarded"):
+        torch.export.export(model, (torch.tensor([[9, 10, 11]]),), {"use_cache": False})
+    held.remove()
+
+
 def num_graphs(is_guarded: bool, **way: Any) -> int:
     """The graphs that two widths take, each three times."""
     torch._dynamo.reset()
