@@ -24,7 +24,8 @@ from energon_pack.training.batch_members import MemberPlaces
 from energon_pack.training.comparison import AVERAGED_TOKENS
 from energon_pack.training.expert_routing import Routing, has_experts, use_routing
 from energon_pack.training.finding import Finding, max_difference, max_or_nan, token_variation
-from energon_pack.training.recording import hooked, sketch_of, token_values_of, tokens_of
+from energon_pack.training.forward_inputs import tokens_of
+from energon_pack.training.recording import hooked, sketch_of, token_values_of
 from energon_pack.training.trial_inputs import with_all_logits, without_loss
 from energon_pack.training.tried_batch import OtherInputs
 
@@ -151,8 +152,8 @@ def run_change(
 ) -> Generator[RequestedRun, None, OutputChange | None]:
     """Run a batch unchanged, then with the others in `edits`; yield each run, return how far outputs moved.
 
-    Without `edits` on this rank, while others have some, it runs unchanged as often. Compiled code runs with its labels,
-    in the graph that the training takes.
+    Without `edits` on this rank, while others have some, it runs unchanged as often. Compiled code runs with its
+    labels, in the graph that the training takes.
     """
     routing = Routing() if has_experts(pending.part) else None
     run = partial(_run, pending)

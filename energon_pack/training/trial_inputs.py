@@ -13,9 +13,8 @@ from torch import Tensor
 
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.encoded import Encoded
-from energon_pack.training.forward_inputs import MEDIA_KEYS, MixingError, text_positions
+from energon_pack.training.forward_inputs import MEDIA_KEYS, MixingError, text_positions, tokens_of
 from energon_pack.training.model_wrappers import configs_in
-from energon_pack.training.recording import tokens_of
 
 #: inputs that make a model compute a loss; and logits of only some tokens, or no logits (TRL's `fused_lm_head`)
 _LOSS_INPUTS = ("labels", "shift_labels", "num_items_in_batch")

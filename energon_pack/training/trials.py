@@ -14,7 +14,8 @@ from torch.nn import Module
 from energon_pack.training.batch_members import MemberPlaces, MemberSizes, member_places
 from energon_pack.training.comparison import RunOptions
 from energon_pack.training.expert_routing import has_experts
-from energon_pack.training.forward_inputs import MixingError, has_rope_rows, mask_kind_of
+from energon_pack.training.forward_inputs import MixingError, has_rope_rows, mask_kind_of, tokens_of
+from energon_pack.training.guarded_calls import is_compiled
 from energon_pack.training.masks import PROVEN_TOWERS
 from energon_pack.training.media_shares import media_shares, token_types
 from energon_pack.training.members_alone import (
@@ -36,7 +37,6 @@ from energon_pack.training.model_trial import (
     run_change,
 )
 from energon_pack.training.model_wrappers import class_of
-from energon_pack.training.recording import is_compiled, tokens_of
 from energon_pack.training.restored_model import (
     forward_suspended,
     full_precision,

@@ -12,11 +12,10 @@ from torch.nn import Module
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.batch_members import MemberPlaces, is_layout_input
 from energon_pack.training.encoded import Encoded
-from energon_pack.training.forward_inputs import MixingError
+from energon_pack.training.forward_inputs import MixingError, tokens_of
 from energon_pack.training.layout import IGNORE, Member
 from energon_pack.training.media_shares import MediaShares
 from energon_pack.training.probe_batches import plain_inputs
-from energon_pack.training.recording import tokens_of
 from energon_pack.training.trial_inputs import (
     PlacedSample,
     Probe,
@@ -57,11 +56,6 @@ class TriedBatch:
     #: [B, S]: see `token_types`
     types: Tensor | None
     random: Random
-
-    @property
-    def has_others(self) -> bool:
-        """Whether a row has two members that could see each other."""
-        return len({one.row for one in self.members}) < len(self.members)
 
     @property
     def _has_trees(self) -> bool:

@@ -128,7 +128,7 @@ def test_ranks_of_sharded_parameters_try_together(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_stages_of_a_pipeline_train_as_without_the_guard(tmp_path: Path) -> None:
-    """A stage that is a model is tried as one; one made of a model's parts is said to be untried. None waits for ever."""
+    """A stage that is a model is tried as one; one made of a model's parts is said to be untried. None waits."""
     script = ROOT / "tests/support/pipeline_ranks.py"
     result = command("-W", "ignore", script, cwd=tmp_path, PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}", OMP_NUM_THREADS="1")
     assert result.returncode == 0, result.stderr
