@@ -177,7 +177,7 @@ def test_compiled_code_has_no_more_graphs_with_the_guard(dynamic: bool | None) -
 def test_compiled_code_with_a_fused_loss_is_tried_without_its_labels() -> None:
     """A trial runs as the training does, and such a loss leaves logits out: it ended in `no values of each token`."""
 
-    class Fused(tf.LlamaForCausalLM):  # type: ignore[misc, name-defined]
+    class Fused(tf.LlamaForCausalLM):
         def forward(self, labels: Any = None, **inputs: Any) -> Any:
             """Return a loss without logits, as Liger's kernels do."""
             output = super().forward(labels=labels, **inputs)
