@@ -84,6 +84,17 @@ def function_lens(files: dict[Path, ast.Module]) -> list[tuple[int, str]]:
     return sorted(((node.end_lineno or 0) - node.lineno + 1, node.name) for node in functions)[::-1]
 
 
+def takers(files: dict[Path, ast.Module], *names: str) -> list[str]:
+    """Return the functions with a parameter whose annotation has one of these names."""
+    functions = (node for tree in files.values() for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+    return [
+        function.name
+        for function in functions
+        for argument in (*function.args.args, *function.args.kwonlyargs)
+        if argument.annotation and any(name in ast.unparse(argument.annotation) for name in names)
+    ]
+
+
 def used_twice(names: Iterable[str]) -> int:
     return sum(number > 1 for number in Counter(names).values())
 
@@ -110,6 +121,7 @@ def measure(root: Path) -> dict[str, str]:
         "longest file": f"{texts[longest].count(chr(10))} {longest.relative_to(package)}",
         "files above 330 lines": str(sum(text.count("\n") > 330 for text in texts.values())),
         "longest function": f"{function_len} {function}",
+        "functions that take the whole config, or a run that has it": str(len(takers(files, "PackConfig", "PackRun"))),
         "pack.py": str(texts.get(package / "pack.py", "").count("\n")),
         "is_address( in files": str(sum("is_address(" in text for text in texts.values())),
         "settings": str(num_leaves(yaml.safe_load(settings(root)))),

@@ -26,9 +26,9 @@ from energon_pack.lengths.worker import MeasureJob, measure
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import PackingConfig
-from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.progress import Progress
+from energon_pack.run.workshop import Workshop
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import ReadSettings
@@ -228,11 +228,11 @@ def runs(folder: Path, template_folder: str) -> Rows:
     for num_workers in (1, 2):
         cache = folder / f"cache{num_workers}"
         with LocalExecutor(num_workers) as executor:
-            run = Run(executor, progress, cache)
-            indexed = index_shards(shards, False, 0, run)
-            measure_shards(indexed[:2], method, run)  # processes are up now
+            workshop = Workshop(executor, progress, cache)
+            indexed = index_shards(shards, False, 0, workshop)
+            measure_shards(indexed[:2], method, workshop)  # processes are up now
             start = time.perf_counter()
-            measure_shards(indexed, method, run)
+            measure_shards(indexed, method, workshop)
             seconds[num_workers] = time.perf_counter() - start
             workers = psutil.Process().children(recursive=True)
             peak = max([peak, *(child.memory_info().rss for child in workers)])
@@ -249,8 +249,8 @@ def runs(folder: Path, template_folder: str) -> Rows:
     rows.append(("M5 memory of a process", f"{peak / 1e6:.0f} MB", "", "", at_most(peak / 1e6, 400, " MB")))
     with LocalExecutor(1) as executor:
         start = time.perf_counter()
-        run = Run(executor, progress, cache)
-        measured = measure_shards(index_shards(shards, False, 0, run), method, run)
+        workshop = Workshop(executor, progress, cache)
+        measured = measure_shards(index_shards(shards, False, 0, workshop), method, workshop)
         lengths = Lengths(measured)
         plan_packs(lengths.items, PackingConfig(max_token_len=16384))
         again = time.perf_counter() - start

@@ -6,7 +6,9 @@
 clips. It needs the processors and clips of ../shared/real. The other checkout packs. Both load the same packs by a
 DataLoader, by turns: CPU ms of the process and its workers, without their start. `--memory` shows peaks instead: PSS of
 all processes and /dev/shm, while batches go and while all are kept. `--peers` calls Qwen2.5-VL's processor as collators
-do, for each sample and once for twenty, in a worker of a DataLoader.
+do, for each sample and once for twenty, in a worker of a DataLoader; lets Energon load the images without packs, with
+the processor in its task encoder; and, where AUTOMODEL_PYTHON names a Python that has nemo_automodel, calls its
+collater.
 """
 
 import argparse
@@ -20,6 +22,7 @@ import tarfile
 import tempfile
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,9 +101,9 @@ def _environment(tree: Path) -> dict[str, str]:
     return {**os.environ, **extra}
 
 
-def load(tree: Path, folder: Path, case: str, memory: str = "") -> list[float]:
+def load(tree: Path, folder: Path, case: str, memory: str = "", python: str = sys.executable) -> list[float]:
     """Return CPU ms a unit and the number of units; with `memory`, the peaks of PSS and of /dev/shm in MB."""
-    command = [sys.executable, __file__, str(tree), "--once", case, "--memory", memory]
+    command = [python, __file__, str(tree), "--once", case, "--memory", memory]
     done = subprocess.run(command, cwd=folder, env=_environment(tree), capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{tree}: {case}: {done.stderr[-900:]}")
@@ -148,25 +151,97 @@ class _Conversations(torch.utils.data.Dataset):  # type: ignore[type-arg]
         return value["messages"], Image.open(io.BytesIO(jpeg)).convert("RGB")
 
 
-def processor_once(each: bool) -> list[float]:
-    """Return CPU ms an image of a DataLoader whose collator calls the processor once, or for each sample."""
+def _processor() -> Any:
     from energon_pack import prepare_torchvision
 
     prepare_torchvision()
     from transformers import AutoProcessor
 
     torch.set_num_threads(1)
-    processor = AutoProcessor.from_pretrained(REAL / "processors/qwen2_5_vl")
+    return AutoProcessor.from_pretrained(REAL / "processors/qwen2_5_vl")
+
+
+def _conversation(turns: list[dict[str, str]], image: Any = None) -> list[dict[str, Any]]:
+    """Return a question about an image with its answer, as chat templates take them."""
+    (asked, answered), shown = turns, {"type": "image"} if image is None else {"type": "image", "image": image}
+    content = [shown, {"type": "text", "text": asked["content"].removeprefix("<image>")}]
+    return [{**asked, "content": content}, {**answered, "content": [{"type": "text", "text": answered["content"]}]}]
+
+
+def automodel_once() -> list[float]:
+    """Return CPU ms an image of a DataLoader with NeMo Automodel's collater for Qwen2.5-VL."""
+    processor = _processor()
+    from nemo_automodel.components.datasets.vlm.collate_fns import qwen2_5_collate_fn
+
+    def collate(samples: list[Any]) -> Any:
+        return dict(qwen2_5_collate_fn([{"conversation": _conversation(*sample)} for sample in samples], processor))
+
+    loader = torch.utils.data.DataLoader(
+        _Conversations("images/0.tar"), 20, collate_fn=collate, num_workers=1, persistent_workers=True
+    )
+    return _cost_of(loader, lambda batch: len(batch["image_grid_thw"]), 3)
+
+
+def energon_once() -> list[float]:
+    """Return CPU ms an image of Energon's loader of crude samples, with the processor in the task encoder."""
+    processor = _processor()
+    from megatron.energon import (
+        CaptioningSample,
+        Cooker,
+        DefaultTaskEncoder,
+        SampleDecoder,
+        WorkerConfig,
+        basic_sample_keys,
+        get_loader,
+        get_train_dataset,
+        stateless,
+    )
+    from megatron.energon.flavors import BaseWebdatasetFactory
+
+    BaseWebdatasetFactory.prepare_dataset(
+        Path("images"), ["0.tar"], split_parts_ratio=[("train", 1.0)], shuffle_seed=None, workers=1
+    )
+    crude = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
+    Path("images/.nv-meta/dataset.yaml").write_text(crude)
+
+    @stateless
+    def cook(sample: dict[str, Any]) -> Any:
+        return CaptioningSample(**basic_sample_keys(sample), image=sample["jpg"], caption=sample["json"]["messages"])
+
+    class Encoder(DefaultTaskEncoder):  # type: ignore[type-arg,misc]
+        decoder = SampleDecoder(image_decode="pilrgb")
+        cookers = [Cooker(cook)]  # noqa: RUF012
+
+        @stateless
+        def encode_sample(self, sample: Any) -> Any:
+            text = processor.apply_chat_template(_conversation(sample.caption))
+            return dict(processor(text=text, images=[sample.image], return_tensors="pt"))
+
+        @stateless
+        def batch(self, samples: list[Any]) -> Any:
+            return {name: torch.cat([one[name] for one in samples]) for name in ("pixel_values", "image_grid_thw")}
+
+        @stateless
+        def encode_batch(self, batch: Any) -> Any:
+            return batch
+
+    dataset = get_train_dataset(
+        Path("images"), batch_size=20, shuffle_buffer_size=None, max_samples_per_sequence=None, repeat=False,
+        task_encoder=Encoder(), worker_config=WorkerConfig(rank=0, world_size=1, num_workers=1),
+    )  # fmt: skip
+    return _cost_of(get_loader(dataset), lambda batch: len(batch["image_grid_thw"]), 3)
+
+
+def processor_once(how: str) -> list[float]:
+    """Return CPU ms an image of a DataLoader whose collator calls the processor `once`, or for `each` sample."""
+    processor = _processor()
 
     def called(samples: list[Any]) -> Any:
-        texts = []
-        for (asked, answered), _ in samples:
-            content = [{"type": "image"}, {"type": "text", "text": asked["content"].removeprefix("<image>")}]
-            texts.append(processor.apply_chat_template([{**asked, "content": content}, answered]))
+        texts = [processor.apply_chat_template(_conversation(turns)) for turns, _ in samples]
         return processor(text=texts, images=[image for _, image in samples], padding=True, return_tensors="pt")
 
     def collate(samples: list[Any]) -> Any:
-        if not each:
+        if how == "once":
             return dict(called(samples))
         made = [called([sample]) for sample in samples]
         return {name: torch.cat([one[name] for one in made]) for name in ("pixel_values", "image_grid_thw")}
@@ -175,6 +250,14 @@ def processor_once(each: bool) -> list[float]:
         _Conversations("images/0.tar"), 20, collate_fn=collate, num_workers=1, persistent_workers=True
     )
     return _cost_of(loader, lambda batch: len(batch["image_grid_thw"]), 3)
+
+
+PEERS: dict[str, Callable[[], list[float]]] = {
+    "the processor, for each sample": partial(processor_once, "each"),
+    "the processor, once": partial(processor_once, "once"),
+    "Energon's crude loader": energon_once,
+    "Automodel's collater": automodel_once,
+}
 
 
 def _units(batch: dict[str, object], case: str) -> int:
@@ -216,13 +299,11 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[], help="only cases that begin with one of these words")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--memory", nargs="?", const="gone", default="", help="peaks of memory")
-    parser.add_argument("--peers", action="store_true", help="the processor, as collators call it")
+    parser.add_argument("--peers", action="store_true", help="loading without packs")
     parser.add_argument("--once", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.once:
-        peers = {"each": True, "once": False}
-        called = arguments.once in peers
-        figures = processor_once(peers[arguments.once]) if called else load_once(arguments.once, arguments.memory)
+        figures = PEERS[arguments.once]() if arguments.once in PEERS else load_once(arguments.once, arguments.memory)
         print(json.dumps(figures))
         return
     trees = {"before": arguments.before.resolve(), "now": HERE}
@@ -231,9 +312,14 @@ def main() -> None:
         make_images(folder / "images")
         make_texts(folder / "texts")
         if arguments.peers:
-            for how in ("each", "once"):
-                figures = [load(HERE, folder, how)[0] for _ in range(arguments.rounds)]
-                print(f"the processor, {how}: {' · '.join(f'{ms:.2f}' for ms in figures)} ms an image", flush=True)
+            pack(HERE, folder, "image")
+            for peer in ("image", *PEERS):
+                python = os.environ.get("AUTOMODEL_PYTHON", "") if "Automodel" in peer else sys.executable
+                if not python:
+                    print(f"{peer}: not run: AUTOMODEL_PYTHON=PYTHON names a Python that has nemo_automodel")
+                    continue
+                figures = [load(HERE, folder, peer, python=python)[0] for _ in range(arguments.rounds)]
+                print(f"{peer}: {' · '.join(f'{ms:.2f}' for ms in figures)} ms an image", flush=True)
             return
         print("| case | before | now | × of the best |\n|---|---|---|---|")
         for case in CASES:

@@ -1,6 +1,6 @@
 """Pack a source: run all stages up to a published dataset.
 
-    resolve ──► index ──► measure ──► plan ──► write ──► check ──► publish
+    find places ──► index ──► prepare the method ──► measure ──► plan ──► write ──► check ──► publish
 
 Each stage writes its result to files: lengths to the cache, the plan and the shards to a staging folder. At the end the
 whole dataset appears under its name. `stage=` runs one stage, `part=` a share of one.
@@ -13,26 +13,30 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from energon_pack.config import ExecutorKind, Format, PackConfig, Stage
-from energon_pack.config.output_dir import may_overwrite, page_of
+from energon_pack.config import ExecutorKind, Format, PackConfig, Stage, plain
+from energon_pack.config.output_dir import may_overwrite, page_of, publishes
+from energon_pack.config.stage_settings import ShardSettings, StageSettings
 from energon_pack.dataset.destination import refuse_other_dataset
 from energon_pack.dataset.energon_check import cache_key_of, import_energon
 from energon_pack.dataset.files import LEDGER
-from energon_pack.dataset.publish_limits import refuse_future_loss
+from energon_pack.dataset.in_folder import DatasetInFolder
+from energon_pack.dataset.publish_limits import refuse_future_loss, why_unpublished
 from energon_pack.dataset.skipped_file import ledger_entries, write_ledger
 from energon_pack.lengths.audit import finish, start
 from energon_pack.lengths.measure import check_unchanged, dropping_wrong_lengths
 from energon_pack.report.run_report import RunReport
 from energon_pack.report.terminal_summary import print_plan, print_stages
 from energon_pack.run.console import say
-from energon_pack.run.context import executor_of
 from energon_pack.run.files import naming_full_disk
 from energon_pack.run.progress import Progress
 from energon_pack.run.work_parts import Part
+from energon_pack.run.workshop import Workshop, executor_of
 from energon_pack.sources.source_path import source_format, source_line
 from energon_pack.stages import measuring, pages, planning, publishing, writing
-from energon_pack.stages.pack_run import PackRun, begin_run
+from energon_pack.stages.places import Places, find_places
+from energon_pack.stages.plan_on_disk import ExpectedPlan, plan_settings, refuse_other_plan, write_job_files, write_part
 from energon_pack.stages.planning import Planned
+from energon_pack.stages.writing import Written
 
 _STAGES_BEFORE_WRITING = "index", "processor", "lengths", "plan"
 _ALL_STAGES = (*_STAGES_BEFORE_WRITING, "write", "verify", "check", "report", "publish")
@@ -58,65 +62,73 @@ def pack(config: PackConfig, job: str = "") -> dict[str, Any]:
     """
     part = Part.parse(config.part) if config.part else None
     with executor_of(config.executor) as executor:
-        run = begin_run(config, executor, Progress(SHOWN_STAGES[config.stage], job))
+        progress, places = Progress(SHOWN_STAGES[config.stage], job), find_places(config)
         is_found = config.source.format == Format.auto and not config.source.is_demo
-        run = _with_found_format(run)
-        executor.share(run.shared_folders)
+        if config.source.format == Format.auto:
+            config = replace(config, source=replace(config.source, format=source_format(places.source).value))
+        executor.share(places.shared_folders)
+        workshop = places.workshop(executor, progress)
+        settings = StageSettings.of(config, places.source, places.processor)
         if config.stage is Stage.write:
-            return writing.write_part(run, part or Part(0, 1))
-        return _pack(run, is_found) if part is None else measuring.measure_part(run, part)
+            expected = ExpectedPlan.of(config, places.source)
+            return write_part(places.destination, expected, part or Part(0, 1), settings.shards, workshop)
+        if part is not None:
+            return measuring.measure_part(places.source, part, settings.method, settings.lengths, workshop)
+        return _pack(config, settings, places, is_found, workshop)
 
 
-def _with_found_format(run: PackRun) -> PackRun:
-    """Return the run with the format that its source has in place of `source.format=auto`."""
-    config = run.config
-    if config.source.format != Format.auto:
-        return run
-    return replace(run, config=replace(config, source=replace(config.source, format=source_format(run.source).value)))
-
-
-def _pack(run: PackRun, is_found: bool) -> dict[str, Any]:
-    config = run.config
-    indexed = measuring.index_source(run)  # before the processor: a damaged tar stops the run at once
+def _pack(
+    config: PackConfig, settings: StageSettings, places: Places, is_found: bool, workshop: Workshop
+) -> dict[str, Any]:
+    """Run the stages in a row up to the one that the run ends with; `is_found`: the source's format was not given."""
+    source = places.source
+    # before the processor: a damaged tar stops the run at once
+    indexed = measuring.index_source(source.shards, settings.method.keep_damaged, config.seed, workshop)
     if is_found:
         num_samples = sum(item.num_rows for item in indexed)
-        say(f"read as: {source_line(run.source, num_samples)}")
-    method = measuring.prepare_method(run)
+        say(f"read as: {source_line(source, num_samples)}")
+    method = measuring.prepare_method(settings.method, workshop)
     for line in method.lines(config.model.template):
         say(line)
-    measured = measuring.measure_source(run, indexed, method)
-    page = RunReport(config, run.processor, measured.lengths, measured.num_repeated, measured.method, run)
+    measured = measuring.measure_source(source, indexed, method, settings.lengths, workshop)
+    page = RunReport(config, places.processor, measured.lengths, measured.num_repeated, measured.method, workshop)
     if config.stage is Stage.lengths:
-        return pages.try_pack_lens(run, measured, page)
-    planned = planning.plan_source(run, measured)
+        return pages.try_pack_lens(measured, page, config, workshop)
+    planned = planning.plan_source(measured, settings.plan, workshop)
     print_plan(planned.report)
     page.add_plan(planned.lengths, planned.plan, planned.report)
-    if run.published is not None:
-        refuse_other_dataset(run.published, planned.identity, run.destination.place)
-        if planning.why_unpublished(run, planned.report) is None:
-            return publishing.end_already_published(run, planned, page, run.published)
-    return (_end_with_plan if config.stage is Stage.plan else _write_and_publish)(run, planned, page)
+    why_not = why_unpublished(planned.report, config.max_skipped, config.packing if publishes(config) else None)
+    if places.published is not None:
+        refuse_other_dataset(places.published, planned.identity, places.destination.place)
+        if why_not is None:
+            return publishing.end_already_published(planned, page, places, config.output, workshop)
+    if config.stage is Stage.plan:
+        return _end_with_plan(config, places, planned, page, why_not, workshop)
+    return _write_and_publish(config, settings.shards, places, planned, page, why_not, workshop)
 
 
-def _end_with_plan(run: PackRun, planned: Planned, page: RunReport) -> dict[str, Any]:
+def _end_with_plan(
+    config: PackConfig, places: Places, planned: Planned, page: RunReport, why_not: str | None, workshop: Workshop
+) -> dict[str, Any]:
     """End a run after its plan: write its page, and the files that `stage=write` needs."""
-    why_not = planning.why_unpublished(run, planned.report)
-    pages.write_page(run, page, ledger_entries(planned.lengths, planned.plan, run.config.packing), why_not)
-    if why_not is None and (may_overwrite(run.config) or run.destination.is_free()):  # else nothing could be published
-        with _staging(run, planned) as staging:
-            run.destination.begin(staging, planned.identity, 0, may_overwrite(run.config))
-            writing.write_plan_file(run, planned, staging)
-            publishes = replace(run, config=replace(run.config, stage=Stage.publish))
-            writing.write_job_files(run, planned, staging, planning.why_unpublished(publishes, planned.report))
-    print_stages(run.progress)
-    refuse_future_loss(why_not, page_of(run.config), planned.report)
+    destination = places.destination
+    pages.write_page(page_of(config), page, ledger_entries(planned.lengths, planned.plan, config.packing), why_not)
+    if why_not is None and (may_overwrite(config) or destination.is_free()):  # else nothing could be published
+        with _staging(config, destination, planned) as staging:
+            destination.begin(staging, planned.identity, 0, may_overwrite(config))
+            writing.write_plan_file(planned, staging, config.output.shard_prefix)
+            why_not_then = why_unpublished(planned.report, config.max_skipped, config.packing)
+            write_job_files(planned, ExpectedPlan.of(config, places.source), staging, why_not_then)
+    print_stages(workshop.progress)
+    refuse_future_loss(why_not, page_of(config), planned.report)
     return planned.report.to_json()
 
 
 @contextmanager
-def _staging(run: PackRun, planned: Planned) -> Iterator[Path]:
+def _staging(config: PackConfig, destination: DatasetInFolder, planned: Planned) -> Iterator[Path]:
     """Open the folder that the run writes into."""
-    destination, check = run.destination, partial(writing.refuse_other_plan, run)
+    settings, overwrite = plan_settings(config), config.output.overwrite
+    check = partial(refuse_other_plan, destination, settings, overwrite)
     with (
         naming_full_disk("output.dir", destination.final.parent),
         destination.staging(planned.identity, check) as staging,
@@ -124,29 +136,42 @@ def _staging(run: PackRun, planned: Planned) -> Iterator[Path]:
         yield staging
 
 
-def _write_and_publish(run: PackRun, planned: Planned, page: RunReport) -> dict[str, Any]:
+def _write_and_publish(
+    config: PackConfig,
+    settings: ShardSettings,
+    places: Places,
+    planned: Planned,
+    page: RunReport,
+    why_not: str | None,
+    workshop: Workshop,
+) -> dict[str, Any]:
     """Write shards, check and publish them; for `stage=publish`, other processes have written them."""
-    config, destination, lengths, method = run.config, run.destination, planned.lengths, planned.method
-    num_bytes = None if run.media_root else planned.shards.num_bytes  # without media, packs are small
-    with _staging(run, planned) as staging, dropping_wrong_lengths(lengths.shards, method, run):
+    destination, lengths, method, progress = places.destination, planned.lengths, planned.method, workshop.progress
+    num_bytes = None if settings.media_root else planned.shards.num_bytes  # without media, packs are small
+    with (
+        _staging(config, destination, planned) as staging,
+        dropping_wrong_lengths(lengths.shards, method, workshop),
+    ):
         write_ledger(staging / LEDGER, lengths, planned.plan, config.packing)
-        if why_not := planning.why_unpublished(run, planned.report):
-            pages.write_page_and_raise(run, page, why_not, planned.report, staging / LEDGER)
-        destination.begin(staging, planned.identity, num_bytes or 0, may_overwrite(run.config))
+        if why_not:
+            pages.write_page_and_raise(destination.final, page, why_not, planned.report, staging / LEDGER)
+        destination.begin(staging, planned.identity, num_bytes or 0, may_overwrite(config))
         is_shared = config.stage is Stage.publish or config.executor.kind != ExecutorKind.local
-        jobs = partial(writing.shard_jobs, run, planned, staging, is_shared)
-        writing.write_plan_file(run, planned, staging)
+        jobs = partial(writing.shard_jobs, planned, staging, settings, is_shared, workshop)
+        writing.write_plan_file(planned, staging, settings.prefix)
         if config.stage is Stage.publish:
-            publishing.refuse_missing_shards(run, jobs())
-        auditing = start(lengths.shards, method, config.measure.verify, config.seed, run)
+            publishing.refuse_missing_shards(destination, jobs())
+        auditing = start(lengths.shards, method, config.measure.verify, config.seed, workshop)
         cache_key = "" if destination.is_stored else cache_key_of(lengths.flavor, config.output.dataset_yaml.value)
-        run.executor.start(import_energon, cache_key)  # the imports of the check, while packs are written
-        with run.progress.timed("write"):
-            check_unchanged(lengths.shards, run)
+        workshop.executor.start(import_energon, cache_key)  # the imports of the check, while packs are written
+        with progress.timed("write"):
+            check_unchanged(lengths.shards, workshop)
             total = writing.WriteSize(len(planned.shards.sizes), planned.plan.num_packs, num_bytes)
-            written = writing.write_shards(run, jobs(), staging, total)
-            publishing.write_nv_meta(run, planned, written, staging)
-        with run.progress.timed("verify"):
-            audit = finish(auditing, run)
-        publishing.check_written(run, planned, written, staging)
-        return publishing.publish(run, planned, page, written, audit, staging)
+            shards = writing.write_shards(jobs(), destination, staging, total, workshop)
+            written = Written(shards, staging, settings.media_root)
+            publishing.write_nv_meta(planned, written, config.output)
+        with progress.timed("verify"):
+            audit = finish(auditing, workshop)
+        publishing.check_written(planned, written, destination, workshop)
+        values = plain(config)
+        return publishing.publish(planned, written, audit, page, destination, values, may_overwrite(config), progress)

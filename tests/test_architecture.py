@@ -156,6 +156,22 @@ def test_a_plan_is_computed_and_not_printed() -> None:
     assert [name for name, path in MODULES.items() if name.startswith("plan.") and printing & imports(path)] == []
 
 
+def test_few_functions_take_the_whole_config() -> None:
+    """A stage takes its own settings (`config.stage_settings`), so that its signature says what it reads."""
+    takers = [
+        f"{path.relative_to(PACKAGE)}:{node.name}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef)
+        and any("PackConfig" in ast.unparse(each.annotation) for each in node.args.args if each.annotation)
+    ]
+    assert len(takers) <= 45, takers
+    of_stages = [taker for taker in takers if taker.startswith("stages/")]
+    assert {taker.partition(":")[0] for taker in of_stages} <= {
+        "stages/chain.py", "stages/pages.py", "stages/places.py", "stages/plan_on_disk.py"
+    }  # fmt: skip
+
+
 def test_no_file_imports_the_door() -> None:
     """The door imports every public module for types: who imports it stands in a ring with all of them."""
     assert [name for name, path in MODULES.items() if "__init__" in imports(path)] == []

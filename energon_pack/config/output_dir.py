@@ -8,7 +8,7 @@ from energon_pack.dataset.files import PAGE
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.dataset.in_store import DatasetInStore
-from energon_pack.dataset.publish_limits import page_beside
+from energon_pack.dataset.publish_limits import page_of_unpublished
 from energon_pack.errors import PackError
 from energon_pack.run.address import is_address, parent, tidy_address
 from energon_pack.run.user_cache import user_folder
@@ -32,7 +32,7 @@ def destination_of(config: PackConfig) -> DatasetInFolder:
 def page_of(config: PackConfig) -> Path:
     """Return the path of a run's page: in the dataset, or beside its place if the run does not publish it."""
     final = destination_of(config).final
-    return final / PAGE if publishes(config) else page_beside(final, f"{config.stage.value}.html")
+    return final / PAGE if publishes(config) else page_of_unpublished(final, f"{config.stage.value}.html")
 
 
 def may_overwrite(config: PackConfig) -> bool:

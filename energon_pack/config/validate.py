@@ -9,14 +9,14 @@ from typing import Any, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf, flag_override
 
-from energon_pack.config import Flavor, ModelConfig, PackConfig, Stage, plain
+from energon_pack.config import Flavor, ModelConfig, OutputConfig, PackConfig, Stage, plain
 from energon_pack.errors import PackError, refuse_password
-from energon_pack.plan.settings import CUTTING_POLICIES, Layout, Overlong, Share
+from energon_pack.plan.settings import CUTTING_POLICIES, Layout, Overlong, PackingConfig, Share
 from energon_pack.plan.splits import split_shares
 from energon_pack.run.work_parts import Part
 from energon_pack.samples.settings import Take
 from energon_pack.templates.models import read_model
-from energon_pack.templates.settings import Expand, Mask, MediaConfig, Think, TrainOn
+from energon_pack.templates.settings import Expand, LabelsConfig, Mask, MediaConfig, Think, TrainOn
 
 #: names of settings in other tools
 _NAMES_IN_OTHER_TOOLS = {
@@ -163,10 +163,10 @@ def _check_values(config: PackConfig) -> None:
         from energon_pack.templates.preprocess import check_media  # imports NumPy and Pillow, so only when needed
 
         check_media(config.media)
-    _check_parts(config)
-    _check_share(config)
+    _check_parts(packing, config.labels)
+    _check_share(packing, config.labels, config.output, config.model.mask)
     if config.source.take is Take.both:
-        _check_pairs(config)
+        _check_pairs(packing, config.labels, config.output)
     if config.part is not None:
         Part.parse(config.part)
         if config.stage not in (Stage.lengths, Stage.write):
@@ -174,12 +174,12 @@ def _check_values(config: PackConfig) -> None:
     split_shares(plain(config.output.splits))
 
 
-def _check_parts(config: PackConfig) -> None:
+def _check_parts(packing: PackingConfig, labels: LabelsConfig) -> None:
     """Raise PackError for label settings that need a sample's last turn, if samples are cut into parts."""
-    is_split, are_pairs = config.packing.overlong is Overlong.split_turns, config.labels.expand is Expand.pairs
+    is_split, are_pairs = packing.overlong is Overlong.split_turns, labels.expand is Expand.pairs
     asked = [
-        f"labels.train_on={TrainOn.last.value}" if config.labels.train_on is TrainOn.last else "",
-        f"labels.think={Think.drop_history.value}" if config.labels.think is Think.drop_history else "",
+        f"labels.train_on={TrainOn.last.value}" if labels.train_on is TrainOn.last else "",
+        f"labels.think={Think.drop_history.value}" if labels.think is Think.drop_history else "",
     ]
     if (is_split or are_pairs) and (name := next(filter(None, asked), None)):
         cut, instead = "packing.overlong=split_turns", "packing.overlong=drop leaves such samples out"
@@ -188,15 +188,15 @@ def _check_parts(config: PackConfig) -> None:
         raise PackError(f"{name} and {cut}: each part of a sample would have a last turn of its own; {instead}")
 
 
-def _check_share(config: PackConfig) -> None:
+def _check_share(packing: PackingConfig, labels: LabelsConfig, output: OutputConfig, mask: Mask) -> None:
     """Raise PackError for settings that do not work with `packing.share`."""
-    share, output, mask = config.packing.share, config.output, config.model.mask
+    share = packing.share
     if share is Share.none:
         return
     asked = {
         f"output.flavor={output.flavor}": output.flavor != Flavor.packed_multi_mix_qa.value,
         f"output.sample_type={output.sample_type}": output.sample_type is not None,
-        f"labels.prompt_weight={config.labels.prompt_weight}": config.labels.prompt_weight > 0,
+        f"labels.prompt_weight={labels.prompt_weight}": labels.prompt_weight > 0,
         f"model.mask={mask.value}": mask in (Mask.hybrid, Mask.prefix4d),
     }
     if name := next((name for name, is_asked in asked.items() if is_asked), None):
@@ -208,9 +208,8 @@ def _check_share(config: PackConfig) -> None:
         raise PackError(f"packing.share={share.value} with {name}: {why}; packing.share=none packs whole samples")
 
 
-def _check_pairs(config: PackConfig) -> None:
+def _check_pairs(packing: PackingConfig, labels: LabelsConfig, output: OutputConfig) -> None:
     """Raise PackError for settings that do not work with preference pairs (`source.take=both`)."""
-    packing, labels, output = config.packing, config.labels, config.output
     asked = {
         f"packing={Layout.thd.value}": packing.layout is Layout.thd,
         f"packing.pad_to_multiple_of={packing.pad_to_multiple_of}": packing.pad_to_multiple_of > 1,

@@ -20,7 +20,7 @@ from energon_pack.errors import PackError, amount
 from energon_pack.run.address import energon_address
 from energon_pack.run.executors.admission import package_versions
 from energon_pack.run.files import META_FOLDER
-from energon_pack.run.heavy_imports import importing
+from energon_pack.run.heavy_imports import faster_imports
 from energon_pack.run.user_cache import read_kept, version_of, write_kept
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.flavors.references import with_referenced_parts
@@ -121,12 +121,12 @@ def _is_recorded(cache_key: str) -> bool:
 def import_energon(cache_key: str) -> None:
     """Import Energon ahead of `check_readable`, unless the user's cache records that `check_readable` won't need it."""
     if not _is_recorded(cache_key):
-        with importing():
+        with faster_imports():
             import megatron.energon  # noqa: F401
 
 
 def _first_packs(folder: str, dataset_yaml: str, split: str) -> dict[str, Any]:
-    with importing():
+    with faster_imports():
         from megatron.energon import (
             Cooker,
             DefaultTaskEncoder,

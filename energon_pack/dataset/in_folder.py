@@ -27,7 +27,7 @@ from energon_pack.dataset.destination import PlanMissing, another_run_error, ref
 from energon_pack.dataset.done_shards import is_shard_done
 from energon_pack.dataset.files import PAGE
 from energon_pack.dataset.manifest import MANIFEST
-from energon_pack.dataset.publish_limits import ledger_beside, page_beside
+from energon_pack.dataset.publish_limits import ledger_of_unpublished, page_of_unpublished
 from energon_pack.dataset.shards import ShardJob, WrittenShard, parts_folder, write_shard
 from energon_pack.errors import PackError, format_bytes
 from energon_pack.run.address import local_paths
@@ -240,7 +240,7 @@ class DatasetInFolder:
 
     def _remove_unpublished(self) -> None:
         """Remove the ledger and the page of a run that published nothing."""
-        for path in (ledger_beside(self.final), page_beside(self.final, PAGE)):
+        for path in (ledger_of_unpublished(self.final), page_of_unpublished(self.final, PAGE)):
             path.unlink(missing_ok=True)
 
     def _move_old_away(self, old: Path) -> None:

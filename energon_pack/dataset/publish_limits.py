@@ -24,6 +24,16 @@ def why_too_much_bad_data(figures: Report | Choices, max_skipped: float) -> str 
     return f"bad data cost {num_lost:,} of {amount(num_samples, 'sample')}, max_skipped={max_skipped:g} allows fewer"
 
 
+def why_unpublished(report: Report, max_skipped: float, packing: PackingConfig | None) -> str | None:
+    """Return why a dataset with this report may not be published; None if it may.
+
+    Args:
+        packing: limits the tokens that overlong samples lose; None: the run does not publish, and any loss is allowed.
+    """
+    why = why_too_much_lost(report, max_skipped)
+    return why or (None if packing is None else why_too_much_dropped(report, packing))
+
+
 def why_too_much_lost(report: Report, max_skipped: float) -> str | None:
     """Return why a dataset with this report may not be published: no samples, or too many lost; None if it may."""
     if not report.samples_in:
@@ -126,17 +136,17 @@ def refuse_future_loss(why: str | None, page: Path, figures: Report | Choices | 
 
 def refuse_losses(why: str, skipped: Path, final: Path, report: Report) -> NoReturn:
     """Move the ledger (`skipped`) beside the dataset's place (`final`), and raise SamplesLost with the reason `why`."""
-    kept, page = ledger_beside(final), page_beside(final, PAGE)
+    kept, page = ledger_of_unpublished(final), page_of_unpublished(final, PAGE)
     shutil.move(skipped, kept)
     text = f"{why}: nothing is published; {kept} names each with its reason, {page} shows what there is"
     raise SamplesLost(text, str(page), report.to_json())
 
 
-def ledger_beside(final: Path) -> Path:
+def ledger_of_unpublished(final: Path) -> Path:
     """Return where a run that publishes nothing leaves its ledger: `<final>.skipped.jsonl`."""
     return final.with_name(f"{final.name}.{LEDGER}")
 
 
-def page_beside(final: Path, name: str) -> Path:
+def page_of_unpublished(final: Path, name: str) -> Path:
     """Return where a run that publishes nothing leaves its page: beside the dataset's place, as `<final>.<name>`."""
     return final.with_name(f"{final.name}.{name}")

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 
-from energon_pack.config import PackConfig
 from energon_pack.dataset.publish_limits import (
     why_measured_media_are_missing,
     why_too_much_bad_data,
@@ -20,10 +19,10 @@ from energon_pack.run.console import say
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 
 
-def example_losses(config: PackConfig, lengths: Lengths) -> dict[str, tuple[str, str]]:
+def example_losses(lengths: Lengths, packing: PackingConfig) -> dict[str, tuple[str, str]]:
     """Return reason → id of one sample that would be lost for it, and the detail, which tells what to do."""
     examples: dict[str, tuple[str, str]] = {}
-    for entry in ledger_entries(lengths, empty_plan(lengths.items), config.packing) if lengths.reasons else ():
+    for entry in ledger_entries(lengths, empty_plan(lengths.items), packing) if lengths.reasons else ():
         examples.setdefault(entry["reason"], (entry["sample_id"], entry["detail"] or ""))
         if len(examples) == len(lengths.reasons):
             break
@@ -46,11 +45,11 @@ def print_losses(lengths: Lengths, examples: Mapping[str, tuple[str, str]]) -> N
         say(line)
 
 
-def print_cuts(config: PackConfig, report: Report) -> None:
+def print_cuts(report: Report, packing: PackingConfig) -> None:
     """Print how many tokens cutting loses at `packing.max_token_len`, and whether that prevents publishing."""
     for line in part_lines(report):
-        say(f"packing.overlong={config.packing.overlong.value}, {config.packing.max_token_len:,} tokens a pack: {line}")
-    if why := why_too_much_dropped(report, config.packing):
+        say(f"packing.overlong={packing.overlong.value}, {packing.max_token_len:,} tokens a pack: {line}")
+    if why := why_too_much_dropped(report, packing):
         say(f"nothing would be published: {why}")
 
 
@@ -64,7 +63,9 @@ def settings_that_allow_losses(lengths: Lengths, max_skipped: float) -> list[str
     return [f"max_skipped={min(1.0, math.ceil(110 * lost / total) / 100):g}"] * is_needed
 
 
-def why_not_published(config: PackConfig, lengths: Lengths, choices: Choices, best: Choice | None) -> str | None:
+def why_not_published(
+    lengths: Lengths, choices: Choices, best: Choice | None, packing: PackingConfig, max_skipped: float
+) -> str | None:
     """Return why packing would publish nothing of these samples: too many or a whole medium lost; None: it would."""
     items = lengths.items
     for code, medium in enumerate(MEDIA_TYPES):
@@ -72,9 +73,9 @@ def why_not_published(config: PackConfig, lengths: Lengths, choices: Choices, be
         if len(lens) and not lens.any():
             return f"every {medium} sample would be skipped"
     return (
-        why_too_much_bad_data(choices, config.max_skipped)
-        or why_measured_media_are_missing(lengths, config.max_skipped)
-        or _why_too_much_overlong(best, config.packing)
+        why_too_much_bad_data(choices, max_skipped)
+        or why_measured_media_are_missing(lengths, max_skipped)
+        or _why_too_much_overlong(best, packing)
     )
 
 

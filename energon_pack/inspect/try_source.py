@@ -15,11 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 
 from energon_pack.config import PackConfig
 from energon_pack.config.compose import compose_config
+from energon_pack.config.stage_settings import StageSettings
 from energon_pack.errors import PackError, SamplesLost, amount
 from energon_pack.inspect.losses import (
     example_losses,
@@ -43,11 +45,13 @@ from energon_pack.report.views.text import Sentence
 from energon_pack.report.which_length import MOST_DROPPED, length_advice, lengths_to_choose, recommend_length
 from energon_pack.run.command import EXIT_CODES, positive_int, run_tool, tool_parser
 from energon_pack.run.console import say
-from energon_pack.run.context import executor_of
+from energon_pack.run.executors import Executor
 from energon_pack.run.progress import Progress
 from energon_pack.run.user_cache import user_folder
+from energon_pack.run.workshop import Workshop, executor_of
 from energon_pack.samples.hint import setting_word
 from energon_pack.samples.media.kinds import MEDIA_TYPES, VIDEO
+from energon_pack.sources.find import Source
 from energon_pack.sources.mixture import default_name
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.shard import Shard
@@ -55,7 +59,7 @@ from energon_pack.sources.source_path import source_line
 from energon_pack.sources.storage import path_in
 from energon_pack.stages import measuring
 from energon_pack.stages.measuring import Measured
-from energon_pack.stages.pack_run import PackRun, begin_run
+from energon_pack.stages.places import find_places
 from energon_pack.stages.planning import plan_source
 from energon_pack.steps.cost import max_positions
 from energon_pack.templates.processor import load_saved_template, media_rules_of, processor_folder_of
@@ -96,7 +100,7 @@ def main() -> int:
             return replace(config, output=output, source=source, cache_dir=config.cache_dir or _user_cache() or folder)
 
         with executor_of(config_with().executor) as executor:
-            _try_source(arguments, lambda cures: begin_run(config_with(cures), executor, Progress(_STAGE_NAMES)))
+            _try_source(arguments, lambda cures: _begin(config_with(cures), executor))
     return 0
 
 
@@ -110,11 +114,26 @@ def _user_cache() -> str | None:
     return str(folder) if os.access(folder, os.W_OK) else None
 
 
+class _Begun(NamedTuple):
+    """A source with one set of settings, and where it is measured."""
+
+    config: PackConfig
+    source: Source
+    settings: StageSettings
+    workshop: Workshop
+
+
+def _begin(config: PackConfig, executor: Executor) -> _Begun:
+    places = find_places(config)
+    settings = StageSettings.of(config, places.source, places.processor)
+    return _Begun(config, places.source, settings, places.workshop(executor, Progress(_STAGE_NAMES)))
+
+
 @dataclass(frozen=True)
 class TrialRun:
     """Some samples, spread over the source, measured with one set of settings, and estimates for the whole source."""
 
-    run: PackRun
+    begun: _Begun
     measured: Measured
     sample_every: int  # one sample in so many is measured
     sample_share: float  # of the samples of all files
@@ -136,19 +155,20 @@ class TrialRun:
         return self._rank < other._rank
 
 
-def _measure_spread_samples(run: PackRun, arguments: argparse.Namespace, is_first: bool = False) -> TrialRun:
+def _measure_spread_samples(begun: _Begun, arguments: argparse.Namespace, is_first: bool = False) -> TrialRun:
     """Measure `--num-samples` samples at most, spread over the source. `is_first`: print what the source is read as."""
-    config, source = run.config, run.source
+    config, source, settings, workshop = begun
     shards = _choose_evenly(source.shards, _MAX_MEASURED_FILES)
-    indexed = measuring.index_source(run, shards)
+    indexed = measuring.index_source(shards, settings.method.keep_damaged, config.seed, workshop)
     num_rows = sum(item.num_rows for item in indexed)
     if is_first:
         say(f"read as: {source_line(source, num_rows if shards == [*source.shards] else None)}")
     if not num_rows:
         raise PackError(f"{arguments.path}: no sample in {amount(len(shards), 'file')}")
     step = math.ceil(num_rows / arguments.num_samples)
-    method = measuring.prepare_method(run)
-    measured = measuring.measure_source(run, every_nth_sample(step, indexed) if step > 1 else indexed, method)
+    method = measuring.prepare_method(settings.method, workshop)
+    chosen = every_nth_sample(step, indexed) if step > 1 else indexed
+    measured = measuring.measure_source(source, chosen, method, settings.lengths, workshop)
     folder = measured.method.template_folder
     lens, positions = config.report.lens, max_positions(processor_folder_of(folder))
     tried = lengths_to_choose(lens, config.packing, measured.lengths.items, positions)
@@ -157,15 +177,15 @@ def _measure_spread_samples(run: PackRun, arguments: argparse.Namespace, is_firs
     choices = replace(choices, lens=[row.scaled(1 / share) for row in choices.lens])
     best = recommend_length(choices.lens)
     first = advise_to_shrink(measured.lengths, media_rules_of(folder), tried)
-    return TrialRun(run, measured, step, share, choices, best and best.choice, first)
+    return TrialRun(begun, measured, step, share, choices, best and best.choice, first)
 
 
-def _try_source(arguments: argparse.Namespace, begin: Callable[[Sequence[str]], PackRun]) -> None:
+def _try_source(arguments: argparse.Namespace, begin: Callable[[Sequence[str]], _Begun]) -> None:
     tried = _measure_spread_samples(begin(()), arguments, is_first=True)
-    config, lengths = tried.run.config, tried.measured.lengths
+    config, lengths = tried.begun.config, tried.measured.lengths
     most = None if arguments.full else _MAX_CHARS
     _show_samples(config, lengths, load_saved_template(tried.measured.method.template_folder), most)
-    examples = example_losses(config, lengths)
+    examples = example_losses(lengths, config.packing)
     cures: list[str] = []
     useless: list[str] = []
     cured = tried
@@ -178,12 +198,13 @@ def _try_source(arguments: argparse.Namespace, begin: Callable[[Sequence[str]], 
     print_heading("── what would be lost")
     print_losses(lengths, {reason: (name, _with_verdict(text, useless)) for reason, (name, text) in examples.items()})
     if config.packing.overlong in CUTTING_POLICIES:
-        print_cuts(config, plan_source(tried.run, tried.measured).report)
+        planned = plan_source(tried.measured, tried.begun.settings.plan, tried.begun.workshop)
+        print_cuts(planned.report, config.packing)
     if not (cured.measured.lengths.items.lens > 0).any():
         raise SamplesLost(f"{arguments.path}: no sample can be packed: what would be lost, above, says why")
     print_heading("── the pack length to choose")
     if tried.sample_share < 1:
-        num_shards = len(tried.run.source.shards)
+        num_shards = len(tried.begun.source.shards)
         some = f"{min(num_shards, _MAX_MEASURED_FILES):,} of {amount(num_shards, 'file')}"
         say(f"measured: 1 sample in {tried.sample_every:,}, of {some}")
     print_choices(tried.choices, [str(tried.shrink_advice)] * bool(tried.shrink_advice))
@@ -201,7 +222,8 @@ def _try_source(arguments: argparse.Namespace, begin: Callable[[Sequence[str]], 
     _print_next_commands(arguments, cured.best, [*cures, *allowed])
     without = "".join(f" without {setting}" for setting in allowed)
     for state, those in ((f"with {' '.join(cures)}, too,", cured), (f"without {' '.join(cures)}", tried)):
-        if why := why_not_published(config, those.measured.lengths, those.choices, those.best):
+        lengths = those.measured.lengths
+        if why := why_not_published(lengths, those.choices, those.best, config.packing, config.max_skipped):
             raise SamplesLost(f"{why}: {state if cures else 'so'} nothing would be published{without}")
 
 

@@ -22,9 +22,9 @@ from energon_pack.errors import PackError, amount, one_line
 from energon_pack.lengths.measure import LengthsWrong, MeasuredShard
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import Chunk, chunks_of_pieces, key_of
-from energon_pack.run.context import Run
 from energon_pack.run.files import write_whole
-from energon_pack.run.heavy_imports import importing
+from energon_pack.run.heavy_imports import faster_imports
+from energon_pack.run.workshop import Workshop
 from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.media.prepared import media_inputs, prepared_media
 from energon_pack.samples.media.streams import UndecodableError
@@ -122,7 +122,9 @@ class StartedAudit:
     other_jobs: Sequence[AuditJob] = ()  # for all workers
 
 
-def start(measured: Sequence[MeasuredShard], method: Method, share: float, seed: int, run: Run) -> StartedAudit:
+def start(
+    measured: Sequence[MeasuredShard], method: Method, share: float, seed: int, workshop: Workshop
+) -> StartedAudit:
     """Start to compare a random `share` (0 to 1) of the samples with the full processor; return before it is done.
 
     Another process compares the first of them; `finish` does the rest. A saved result for these lengths is reused.
@@ -131,7 +133,7 @@ def start(measured: Sequence[MeasuredShard], method: Method, share: float, seed:
     if kept.exists():
         return StartedAudit(method, kept, Audit(**{**json.loads(kept.read_bytes()), "is_known": True}))
     jobs = [AuditJob(part, method) for part in _job_rows(draw(measured, share, seed))]
-    return StartedAudit(method, kept, run.executor.start(audit, jobs[0]) if jobs else Audit(0, 0), jobs[1:])
+    return StartedAudit(method, kept, workshop.executor.start(audit, jobs[0]) if jobs else Audit(0, 0), jobs[1:])
 
 
 def _job_rows(rows: Sequence[DrawnRows]) -> list[list[DrawnRows]]:
@@ -147,7 +149,7 @@ def _job_rows(rows: Sequence[DrawnRows]) -> list[list[DrawnRows]]:
     return parts
 
 
-def finish(auditing: StartedAudit, run: Run) -> Audit:
+def finish(auditing: StartedAudit, workshop: Workshop) -> Audit:
     """Wait for the audit that `start` began, compare the remaining samples in all workers, and save the result.
 
     Raises:
@@ -156,8 +158,8 @@ def finish(auditing: StartedAudit, run: Run) -> Audit:
     """
     if isinstance(auditing.future, Audit):
         return auditing.future
-    result = run.executor.result(auditing.future)
-    for more in run.executor.map(audit, () if result.difference else auditing.other_jobs):
+    result = workshop.executor.result(auditing.future)
+    for more in workshop.executor.map(audit, () if result.difference else auditing.other_jobs):
         result = replace(
             more,
             num_checked=result.num_checked + more.num_checked,
@@ -207,7 +209,7 @@ def audit(job: AuditJob) -> Audit:
 def _full_processor(template: Template) -> tuple[Any, str]:
     """Return the full processor and "", or only its tokenizer and the reason why the processor can't be loaded."""
     settings = template.spec.processor
-    with importing():
+    with faster_imports():
         prepare_torchvision()
         from transformers import AutoTokenizer
         from transformers.utils import logging

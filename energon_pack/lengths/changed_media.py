@@ -8,9 +8,9 @@ import pyarrow as pa
 
 from energon_pack.errors import PackError
 from energon_pack.lengths.table_cache import Chunk, Piece, chunks_of_pieces
-from energon_pack.run.context import Run
 from energon_pack.run.executors import Executor
 from energon_pack.run.seeded_random import Ints
+from energon_pack.run.workshop import Workshop
 from energon_pack.samples.skip import Reason
 from energon_pack.sources.reader import NOT_THERE, state_of
 from energon_pack.sources.shard import Shard
@@ -40,7 +40,7 @@ def stale_rows(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]], execu
     for chunk, changes in zip(chunks, executor.map(_stale_rows_of_chunk, jobs, are_short=True), strict=True):
         if changes:
             places = np.array([place for place, *_ in changes])
-            numbers, rows = chunk.owners_of_rows[places].tolist(), chunk.rows[places].tolist()
+            numbers, rows = chunk.owners_of_rows[places].tolist(), chunk.rows_in_owners[places].tolist()
             for number, row, (_, _, message) in zip(numbers, rows, changes, strict=True):
                 stale.setdefault(number, {})[row] = message
     return stale
@@ -63,12 +63,14 @@ def _message(reason: str | None, detail: str | None) -> str | None:
     return None if reason is None else f"{reason}: {detail}"
 
 
-def check_media(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]], run: Run) -> None:
+def check_media(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]], workshop: Workshop) -> None:
     """Raise PackError if a media file changed since its sample was measured."""
     chunks = list(_chunks_with_files(shards, pieces))
     jobs = (_job(shards, chunk) for chunk in chunks)
-    with run.progress.stage("compare", sum(chunk.num_rows for chunk in chunks), "samples") as advance:
-        for chunk, changes in zip(chunks, run.executor.map(_stale_rows_of_chunk, jobs, are_short=True), strict=True):
+    with workshop.progress.stage("compare", sum(chunk.num_rows for chunk in chunks), "samples") as advance:
+        for chunk, changes in zip(
+            chunks, workshop.executor.map(_stale_rows_of_chunk, jobs, are_short=True), strict=True
+        ):
             advance(chunk.num_rows)
             changed = next(((place, why) for place, why, _ in changes if why not in _MEDIA_SKIP_REASONS), None)
             if changed is not None:

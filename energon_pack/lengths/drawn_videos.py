@@ -14,9 +14,9 @@ from energon_pack.lengths.audit import DrawnRows, draw, result_file
 from energon_pack.lengths.measure import MeasuredShard, measure_shards
 from energon_pack.lengths.method import Method
 from energon_pack.run.console import say
-from energon_pack.run.context import Run
 from energon_pack.run.files import write_whole
 from energon_pack.run.stores.requests import raising_store_errors
+from energon_pack.run.workshop import Workshop
 from energon_pack.samples.media.kinds import VIDEO
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.reader import Reader
@@ -37,7 +37,7 @@ class _OtherCount:
 
 
 def with_decoded_videos(
-    measured: list[MeasuredShard], method: Method, share: float, seed: int, run: Run
+    measured: list[MeasuredShard], method: Method, share: float, seed: int, workshop: Workshop
 ) -> list[MeasuredShard]:
     """Return measured shards; where a drawn video's packets are not its frames, the shard is measured by decoding.
 
@@ -48,7 +48,7 @@ def with_decoded_videos(
     found = _read_counts(kept)
     if found is None:
         drawn = filter(None, map(_with_video, draw(measured, share, seed)))
-        found = [one for of_job in run.executor.map(_other_counts, drawn) for one in of_job]
+        found = [one for of_job in workshop.executor.map(_other_counts, drawn) for one in of_job]
         write_whole(kept, json.dumps(list(map(asdict, found))).encode())
     if not found:
         return measured
@@ -59,7 +59,7 @@ def with_decoded_videos(
         f" {amount(len(numbers), 'source file')} are counted by decoding all"
     )
     indexed = [replace(measured[n].indexed, shard=replace(measured[n].shard, decodes_videos=True)) for n in numbers]
-    decoded = dict(zip(numbers, measure_shards(indexed, method, run), strict=True))
+    decoded = dict(zip(numbers, measure_shards(indexed, method, workshop), strict=True))
     return [decoded.get(number, item) for number, item in enumerate(measured)]
 
 

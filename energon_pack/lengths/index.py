@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from energon_pack.errors import PackError
 from energon_pack.lengths.table_cache import Piece, RowRun, TableCache, key_of, write_tables
-from energon_pack.run.context import Run
 from energon_pack.run.seeded_random import Ints
 from energon_pack.run.stores.requests import raising_store_errors
+from energon_pack.run.workshop import Workshop
 from energon_pack.sources import reader, wds
 from energon_pack.sources.sample_ratio import copy_numbers
 from energon_pack.sources.shard import Shard, TarShard
@@ -51,13 +51,13 @@ class IndexedShard:
         return 0 if self.earlier_draws is None else int(np.count_nonzero(self.earlier_draws))
 
 
-def index_shards(shards: list[Shard], keep_damaged: bool, seed: int, run: Run) -> list[IndexedShard]:
+def index_shards(shards: list[Shard], keep_damaged: bool, seed: int, workshop: Workshop) -> list[IndexedShard]:
     """Index every shard that the cache lacks, and draw its samples: a `ratio` of 0.5 draws half of them, 2 all twice.
 
     Raises:
         PackError: a tar is compressed; or, unless `keep_damaged`, a shard is damaged, or its keys have dots.
     """
-    cache = index_cache(run)
+    cache = index_cache(workshop)
     keys = [_key(shard) for shard in shards]
     known = [_indexed(cache, shard, key) for shard, key in zip(shards, keys, strict=True)]
     todo = [number for number, item in enumerate(known) if item is None]
@@ -66,12 +66,12 @@ def index_shards(shards: list[Shard], keep_damaged: bool, seed: int, run: Run) -
         for batch in group_shards(todo, shards)
     )
     size = sum(shards[number].size for number in todo)
-    with run.progress.stage("index", len(todo), "shards", size) as advance:
-        results = run.executor.map(partial(with_bytes_read, _index_job), jobs, are_short=True)
+    with workshop.progress.stage("index", len(todo), "shards", size) as advance:
+        results = workshop.executor.map(partial(with_bytes_read, _index_job), jobs, are_short=True)
         for (num_shards, size, paths), num_bytes in results:
             for path in paths:
                 cache.add_file(path)
-            run.progress.add(num_bytes=num_bytes)
+            workshop.progress.add(num_bytes=num_bytes)
             advance(num_shards, size)
     for number in todo:
         known[number] = _indexed(cache, shards[number], keys[number])
@@ -194,8 +194,8 @@ def group_shards(numbers: Sequence[int], shards: Sequence[Shard]) -> Iterator[li
         yield batch
 
 
-def index_cache(run: Run) -> TableCache:
-    return TableCache(run.cache("index", f"v{reader.INDEX_VERSION}"))
+def index_cache(workshop: Workshop) -> TableCache:
+    return TableCache(workshop.cache("index", f"v{reader.INDEX_VERSION}"))
 
 
 def _key(shard: Shard) -> str:

@@ -26,9 +26,9 @@ from energon_pack.lengths.kept_tokens import forget_tokens, remove_oldest
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import Chunk, Piece, RowRun, TableCache, chunks_of_pieces, key_of
 from energon_pack.lengths.worker import BEGINNINGS_VERSION, LENGTHS_VERSION, MeasureJob, measure
-from energon_pack.run.context import Run
 from energon_pack.run.seeded_random import Ints
 from energon_pack.run.user_cache import version_of
+from energon_pack.run.workshop import Workshop
 from energon_pack.samples.flavors.fit import FIT_RULES
 from energon_pack.samples.media.kinds import VIDEO_EXTENSIONS
 from energon_pack.sources import reader
@@ -63,29 +63,29 @@ class MeasuredShard:
         return self.indexed.shard
 
 
-def measure_shards(indexed: list[IndexedShard], method: Method, run: Run) -> list[MeasuredShard]:
+def measure_shards(indexed: list[IndexedShard], method: Method, workshop: Workshop) -> list[MeasuredShard]:
     """Measure every sample that is not in the cache yet, or whose media changed; return all shards with their lengths.
 
     Raises:
         PackError: `measure.engine` can't be used.
     """
-    cache = lengths_cache(method, run)
+    cache = lengths_cache(method, workshop)
     keys = [_lengths_key(item) for item in indexed]
     found = [cache.find(key, item.num_samples) for key, item in zip(keys, indexed, strict=True)]
     pieces = [pieces for pieces, _ in found]
     was_cached = [bool(there) or not item.num_samples for there, item in zip(pieces, indexed, strict=True)]
-    for number in _measure(indexed, cache, keys, found, method, run):
+    for number in _measure(indexed, cache, keys, found, method, workshop):
         pieces[number], missing = cache.find(keys[number], indexed[number].num_samples)
         assert not len(missing)
     return list(map(MeasuredShard, indexed, pieces, was_cached))
 
 
-def measure_rows(indexed: list[IndexedShard], rows: Sequence[Ints], method: Method, run: Run) -> int:
+def measure_rows(indexed: list[IndexedShard], rows: Sequence[Ints], method: Method, workshop: Workshop) -> int:
     """Measure only these rows of each shard, and keep their lengths in the cache; return how many rows are given."""
-    cache = lengths_cache(method, run)
+    cache = lengths_cache(method, workshop)
     keys = [_lengths_key(item) for item in indexed]
     found = [cache.find(key, item.num_samples) for key, item in zip(keys, indexed, strict=True)]
-    _measure(indexed, cache, keys, found, method, run, rows)
+    _measure(indexed, cache, keys, found, method, workshop, rows)
     return sum(map(len, rows))
 
 
@@ -95,14 +95,14 @@ def _measure(
     keys: Sequence[str],
     found: Sequence[tuple[list[Piece], Ints]],
     method: Method,
-    run: Run,
+    workshop: Workshop,
     wanted: Sequence[Ints] | None = None,
 ) -> list[int]:
     """Measure missing and stale samples and keep them; return the numbers of the shards that have new rows."""
     pieces = [pieces for pieces, _ in found]
     todo = {number: missing for number, (_, missing) in enumerate(found) if len(missing)}
     stale: StaleRows = {}
-    for number, of_pieces in stale_rows([item.shard for item in indexed], pieces, run.executor).items():
+    for number, of_pieces in stale_rows([item.shard for item in indexed], pieces, workshop.executor).items():
         missing = found[number][1]
         there = np.delete(np.arange(indexed[number].num_samples), missing).tolist()
         stale[number] = {there[row]: said for row, said in of_pieces.items()}
@@ -134,12 +134,14 @@ def _measure(
                 yield MeasureJob(shards, part, method, cache.folder)
 
     num_wanted = sum(item.num_samples for item in indexed) if wanted is None else sum(map(len, wanted))
-    run.progress.add(cached=num_wanted - num)
-    with run.progress.stage("measure", num, "samples", total_cost) as advance:
+    workshop.progress.add(cached=num_wanted - num)
+    with workshop.progress.stage("measure", num, "samples", total_cost) as advance:
         try:
-            for table, num_bytes in run.executor.map(partial(with_bytes_read, measure), jobs()):
+            for table, num_bytes in workshop.executor.map(partial(with_bytes_read, measure), jobs()):
                 add_changed_rows(cache, keys, table, *slices.pop(0), stale)
-                run.progress.add(table.num_rows, num_bytes, skipped=Counter(table["reason"].drop_null().to_pylist()))
+                workshop.progress.add(
+                    table.num_rows, num_bytes, skipped=Counter(table["reason"].drop_null().to_pylist())
+                )
                 advance(table.num_rows, costs.pop(0))
         finally:
             cache.flush()
@@ -226,7 +228,7 @@ class LengthsWrong(PackError):
 
 
 @contextmanager
-def dropping_wrong_lengths(measured: Sequence[MeasuredShard], method: Method, run: Run) -> Iterator[None]:
+def dropping_wrong_lengths(measured: Sequence[MeasuredShard], method: Method, workshop: Workshop) -> Iterator[None]:
     """In this context, SourceChanged removes the lengths of the changed shard from the cache, and LengthsWrong those of
     all shards, so that the next run measures again; after LengthsWrong it uses the tokenizer itself as engine.
     """
@@ -236,19 +238,21 @@ def dropping_wrong_lengths(measured: Sequence[MeasuredShard], method: Method, ru
         wrong = [item.indexed for item in measured]
         if isinstance(error, reader.SourceChanged):
             wrong = [item for item in wrong if item.shard.path == error.path]
-            index_cache(run).forget(item.key for item in wrong)
-        forget((method_key(method), [*map(_lengths_key, wrong)]), run, isinstance(error, LengthsWrong))
+            index_cache(workshop).forget(item.key for item in wrong)
+        forget((method_key(method), [*map(_lengths_key, wrong)]), workshop, isinstance(error, LengthsWrong))
         raise
 
 
-def with_trusted_engine(method: Method, run: Run) -> Method:
+def with_trusted_engine(method: Method, workshop: Workshop) -> Method:
     """Return the method; with the engine `tokenizers`, which is slower and exact, if its lengths were wrong before."""
-    return replace(method, engine="tokenizers") if _wrong_lengths_file(method_key(method), run).exists() else method
+    return (
+        replace(method, engine="tokenizers") if _wrong_lengths_file(method_key(method), workshop).exists() else method
+    )
 
 
-def _wrong_lengths_file(folder: str, run: Run) -> Path:
+def _wrong_lengths_file(folder: str, workshop: Workshop) -> Path:
     """Return the file in a folder of lengths whose existence says that some of them turned out wrong."""
-    return run.cache("lengths", folder) / "were_wrong"
+    return workshop.cache("lengths", folder) / "were_wrong"
 
 
 def cache_keys_of(measured: Sequence[MeasuredShard], method: Method) -> tuple[str, list[str]]:
@@ -256,7 +260,7 @@ def cache_keys_of(measured: Sequence[MeasuredShard], method: Method) -> tuple[st
     return method_key(method), [_lengths_key(item.indexed) for item in measured]
 
 
-def forget(cached: tuple[str, list[str]], run: Run, are_wrong: bool = True) -> None:
+def forget(cached: tuple[str, list[str]], workshop: Workshop, are_wrong: bool = True) -> None:
     """Remove the lengths that `cache_keys_of` named from the cache, and all kept tokens of their folder.
 
     Args:
@@ -264,12 +268,12 @@ def forget(cached: tuple[str, list[str]], run: Run, are_wrong: bool = True) -> N
     """
     folder, keys = cached
     if are_wrong:
-        _wrong_lengths_file(folder, run).touch()
-    TableCache(run.cache("lengths", folder)).forget(keys)
-    forget_tokens(run.cache("lengths", folder))
+        _wrong_lengths_file(folder, workshop).touch()
+    TableCache(workshop.cache("lengths", folder)).forget(keys)
+    forget_tokens(workshop.cache("lengths", folder))
 
 
-def check_unchanged(measured: Sequence[MeasuredShard], run: Run) -> None:
+def check_unchanged(measured: Sequence[MeasuredShard], workshop: Workshop) -> None:
     """Compare the headers of shards whose lengths came from the cache with the headers they were measured with.
 
     Raises:
@@ -281,8 +285,8 @@ def check_unchanged(measured: Sequence[MeasuredShard], run: Run) -> None:
         for batch in group_shards(range(len(cached)), [item.shard for item in cached])
     )
     size = sum(item.shard.size for item in cached)
-    with run.progress.stage("compare", len(cached), "shards", size) as advance:
-        for num_same, size, changed in run.executor.map(_first_changed, jobs, are_short=True):
+    with workshop.progress.stage("compare", len(cached), "shards", size) as advance:
+        for num_same, size, changed in workshop.executor.map(_first_changed, jobs, are_short=True):
             advance(num_same, size)
             if changed is not None:
                 raise reader.SourceChanged(changed.path)
@@ -298,9 +302,9 @@ def _first_changed(job: list[tuple[Shard, dict[str, str]]]) -> tuple[int, int, S
     return len(job), size, None
 
 
-def lengths_cache(method: Method, run: Run) -> TableCache:
+def lengths_cache(method: Method, workshop: Workshop) -> TableCache:
     """Open the cache of the lengths by this method."""
-    return TableCache(run.cache("lengths", method_key(method)))
+    return TableCache(workshop.cache("lengths", method_key(method)))
 
 
 def method_key(method: Method) -> str:

@@ -6,7 +6,7 @@ from functools import partial
 import pyarrow as pa
 
 from energon_pack.lengths.schema import LENGTHS_SCHEMA, REMOVED_FIELD, SHARED_SCHEMA
-from energon_pack.run.context import Run
+from energon_pack.run.workshop import Workshop
 from energon_pack.samples.settings import MissingMedia, ReadSettings
 from energon_pack.templates.choose_rules import TemplateChoice
 from energon_pack.templates.identity import Identity
@@ -51,11 +51,11 @@ class Method:
 
 
 def method_of_model(
-    settings: TemplateSettings, read: ReadSettings, engine: str, run: Run, with_beginnings: bool = False
+    settings: TemplateSettings, read: ReadSettings, engine: str, workshop: Workshop, with_beginnings: bool = False
 ) -> Method:
     """Return the method that measures for a model; if the cache lacks its template, another process builds it first."""
-    folder = saved_template(settings, run.cache())
+    folder = saved_template(settings, workshop.cache())
     if folder is None:
-        build = partial(prepare_template, cache_dir=run.cache())
-        folder = run.executor.result(run.executor.start(build, settings))
+        build = partial(prepare_template, cache_dir=workshop.cache())
+        folder = workshop.executor.result(workshop.executor.start(build, settings))
     return Method(folder, read, engine, with_beginnings)

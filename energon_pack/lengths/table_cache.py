@@ -219,8 +219,8 @@ class Chunk:
         return np.repeat(np.array(self.numbers, np.int64), self._sizes)
 
     @property
-    def rows(self) -> Ints:
-        """Return for each row of the chunk its row number among the rows of its owner."""
+    def rows_in_owners(self) -> Ints:
+        """Return for each row of the chunk the number that it has in its owner."""
         return _ranges(self.starts, self._sizes)
 
     @property

@@ -19,14 +19,15 @@ import pyarrow as pa
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from energon_pack.config import PackConfig, Stage, plain
+from energon_pack.config import PackConfig, PackingConfig, Stage
 from energon_pack.config.compose import config_of
 from energon_pack.config.output_dir import cache_folder
+from energon_pack.config.stage_settings import StageSettings
 from energon_pack.dataset.destination import refuse_unwritable_folder
 from energon_pack.dataset.energon import manifest_of
 from energon_pack.dataset.files import LEDGER
 from energon_pack.dataset.in_folder import DatasetInFolder
-from energon_pack.dataset.publish_limits import why_too_much_dropped, why_too_much_lost
+from energon_pack.dataset.publish_limits import why_unpublished
 from energon_pack.dataset.skipped_file import write_ledger
 from energon_pack.dataset.sources import Sources
 from energon_pack.errors import PackError, SamplesLost
@@ -46,13 +47,11 @@ from energon_pack.online.samples import (
 from energon_pack.online.user_dataset import ID_PREFIX, MapStyleDataset, UserSamples, samples_in_memory
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.settings import CUTTING_POLICIES
-from energon_pack.plan.splits import split_shares
-from energon_pack.run.context import Run
-from energon_pack.run.executors import Executor
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.files import make_once, one_process_at_a_time
 from energon_pack.run.progress import Progress
 from energon_pack.run.seeded_random import Ints
+from energon_pack.run.workshop import Workshop
 from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.sample import media_type
 from energon_pack.samples.skip import Skip
@@ -61,7 +60,7 @@ from energon_pack.sources.media_map import MediaMap, mapped_name
 from energon_pack.sources.shard import TarShard
 from energon_pack.sources.storage import path_in
 from energon_pack.stages.measuring import Measured, index_source, measure_source, prepare_method
-from energon_pack.stages.pack_run import PackRun, begin_run
+from energon_pack.stages.places import Places, find_places
 from energon_pack.stages.planning import Planned, plan_source
 from energon_pack.steps.topology import Topology
 from energon_pack.templates.processor import load_saved_template
@@ -73,18 +72,18 @@ _READING_VERSION = 3  # raised when `UserSamples.read` gives other conversations
 
 
 def measure_user_samples(
-    conversations: UserSamples, fingerprint: str, method: Method, run: Run, num_workers: int | None
+    conversations: UserSamples, fingerprint: str, method: Method, workshop: Workshop, num_workers: int | None
 ) -> MeasuredShard:
     """Measure the samples of a user's dataset that are not in the cache, or whose media files changed.
 
     `fingerprint` identifies the dataset in the cache. `num_workers`: None: one for each CPU. Returns all lengths.
     """
-    cache, num = lengths_cache(method, run), len(conversations)
+    cache, num = lengths_cache(method, workshop), len(conversations)
     key = key_of(ID_PREFIX, fingerprint, num, _READING_VERSION)
     files = _UserDatasetShard(ID_PREFIX, ID_PREFIX, num, fingerprint, conversations.root, conversations.media_map)
     kept, missing = cache.find(key, num)
     cached = np.delete(np.arange(num), missing).tolist()
-    changed = stale_rows([files], [kept], run.executor).get(0, {})
+    changed = stale_rows([files], [kept], workshop.executor).get(0, {})
     stale: StaleRows = {0: {cached[row]: why for row, why in changed.items()}}
     todo = np.union1d(missing, np.array([*stale[0]], np.int64))
     slices = [todo[start : start + _SAMPLES_PER_JOB] for start in range(0, len(todo), _SAMPLES_PER_JOB)]
@@ -96,12 +95,12 @@ def measure_user_samples(
         num_workers=workers if workers > 1 else 0,
         generator=torch.Generator(device="cpu"),
     )
-    run.progress.add(cached=num - len(todo))
-    with torch.device("cpu"), run.progress.stage("measure", len(todo), "samples") as advance:
+    workshop.progress.add(cached=num - len(todo))
+    with torch.device("cpu"), workshop.progress.stage("measure", len(todo), "samples") as advance:
         try:
             for numbers, table in zip(slices, loader, strict=True):
                 add_changed_rows(cache, [key], table, np.zeros_like(numbers), numbers, stale)
-                run.progress.add(table.num_rows)
+                workshop.progress.add(table.num_rows)
                 advance(table.num_rows)
         finally:
             cache.flush()
@@ -208,31 +207,33 @@ def prepare(
     known = fingerprint or getattr(conversations, "_fingerprint", None)
     executor = LocalExecutor(config.executor.num_workers, runs_script=False)
     if conversations is None:
-        run = replace(begin_run(config, executor, Progress()), mirror=None)
-        mixture = run.source.mixture
+        places = replace(find_places(config), mirror=None)
+        mixture = places.source.mixture
         if late := next((entry for entry in mixture.entries if entry.phase > 1), None) if mixture else None:
             raise PackError(f"mixture: {late.name} has phase={late.phase}: phases are for packs on disk")
     else:
-        run = run_without_files(config, executor)
-        run = run if known else replace(run, cache_dir=_temporary_cache())
+        places = places_without_files(config)
+        places = places if known else replace(places, cache_dir=_temporary_cache())
+    workshop = places.workshop(executor, Progress())
     samples_given = None if conversations is None else samples_in_memory(conversations, source)
-    with one_process_at_a_time(run.cache()), executor:
-        indexed = index_source(run)
-        method = prepare_method(run)
+    with one_process_at_a_time(workshop.cache()), executor:
+        of_stages = StageSettings.of(config, places.source, places.processor)
+        indexed = index_source(places.source.shards, of_stages.method.keep_damaged, config.seed, workshop)
+        method = prepare_method(of_stages.method, workshop)
         if samples_given is None:
-            measured = measure_source(run, indexed, method)
+            measured = measure_source(places.source, indexed, method, of_stages.lengths, workshop)
         else:
-            with run.timed("lengths"):
+            with workshop.timed("lengths"):
                 num_workers = config.executor.num_workers
-                shard = measure_user_samples(samples_given, known or "once", method, run, num_workers)
-                flavor, shares = config.output.packed_flavor(), split_shares(plain(config.output.splits))
-                lengths = Lengths([shard], flavor, shares, config.seed, untrained=config.labels.untrained)
+                shard = measure_user_samples(samples_given, known or "once", method, workshop, num_workers)
+                flavor, untrained = config.output.packed_flavor(), config.labels.untrained
+                lengths = Lengths([shard], flavor, of_stages.lengths.shares, config.seed, untrained=untrained)
             measured = Measured(lengths, method, samples_given.num_items, 0)
-        planned = plan_source(run, measured)
-        folder = run.cache("lazy", planned.identity[:24])
-        with run.timed("rows"):
-            make_once(folder / ITEMS_FOLDER, lambda part: _write(part, planned, config))
-    if why := why_too_much_lost(planned.report, config.max_skipped) or why_too_much_dropped(planned.report, packing):
+        planned = plan_source(measured, of_stages.plan, workshop)
+        folder = workshop.cache("lazy", planned.identity[:24])
+        with workshop.timed("rows"):
+            make_once(folder / ITEMS_FOLDER, lambda part: _write(part, planned, packing))
+    if why := why_unpublished(planned.report, config.max_skipped, packing):
         raise SamplesLost(f"{why}{_first_skipped(folder / ITEMS_FOLDER / LEDGER, samples_given is not None, known)}")
     # measuring says of a shard whether its videos are decoded; source.limit may leave none of its samples
     shards = [*(item.shard for item in indexed), *(item.shard for item in measured.lengths.shards)]
@@ -259,27 +260,19 @@ def _first_skipped(skipped: Path, is_given: bool, known: str | None) -> str:
     return f"{first}; {skipped} names each{kept}"
 
 
-def run_without_files(config: PackConfig, executor: Executor) -> PackRun:
-    """Return a run for samples in memory, without source files; `source.split` and `source.map` are refused."""
+def places_without_files(config: PackConfig) -> Places:
+    """Return the places of samples in memory, without source files; `source.split` and `source.map` are refused."""
     for name in ("split", "map"):
         if (value := getattr(config.source, name)) is not None:
             raise PackError(f"source.{name}={value}: only for files; pass just the conversations you want to pack")
     cache = cache_folder(config.cache_dir, config.output.dir)
     refuse_unwritable_folder("cache_dir" if config.cache_dir else "output.dir", cache)
-    return PackRun(
-        executor=executor,
-        progress=Progress(),
-        cache_dir=cache,
-        config=config,
-        source=Source([], frozenset()),
-        processor=config.model.path_or_hub_id(),
-        destination=DatasetInFolder(cache),
-    )
+    return Places(Source([], frozenset()), config.model.path_or_hub_id(), DatasetInFolder(cache), cache)
 
 
-def _write(folder: Path, planned: Planned, config: PackConfig) -> None:
+def _write(folder: Path, planned: Planned, packing: PackingConfig) -> None:
     write_measured_rows(folder / _ROWS_FILE, planned.lengths)
-    write_ledger(folder / LEDGER, planned.lengths, planned.plan, config.packing)
+    write_ledger(folder / LEDGER, planned.lengths, planned.plan, packing)
 
 
 def _temporary_cache() -> Path:

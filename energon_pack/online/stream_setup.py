@@ -6,20 +6,23 @@ from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from energon_pack.config import PackConfig, Stage, plain
+from energon_pack.config import OnDamaged, PackConfig, SourceConfig, Stage, plain
 from energon_pack.config.compose import compose_config, config_of
 from energon_pack.config.naming import content_settings
+from energon_pack.config.stage_settings import StageSettings
 from energon_pack.dataset.energon import manifest_settings
 from energon_pack.errors import PackError
 from energon_pack.lengths.index import first_samples
-from energon_pack.online.prepare import run_without_files
+from energon_pack.online.prepare import places_without_files
 from energon_pack.online.samples import IndexedRow, IndexedSamples, Samples, StoredRows, write_index
 from energon_pack.online.user_dataset import MapStyleDataset, samples_in_memory
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.files import make_once, one_process_at_a_time
 from energon_pack.run.progress import Progress
+from energon_pack.run.workshop import Workshop
+from energon_pack.sources.find import Source
 from energon_pack.stages.measuring import index_source, prepare_method
-from energon_pack.stages.pack_run import PackRun, begin_run
+from energon_pack.stages.places import find_places
 from energon_pack.templates.processor import load_saved_template
 from energon_pack.templates.settings import Expand
 from energon_pack.templates.template import Template
@@ -93,20 +96,20 @@ def _config_of(source: Any, config: PackConfig, settings: PackConfig | Sequence[
 def _prepare_all(each: Sequence[tuple[PackConfig, Any]]) -> PreparedStream:
     config = each[0][0]
     executor = LocalExecutor(config.executor.num_workers, runs_script=False)
-    runs = [
-        begin_run(config_of_source, executor, Progress())
-        if _is_in_files(source)
-        else run_without_files(config_of_source, executor)
+    all_places = [
+        find_places(config_of_source) if _is_in_files(source) else places_without_files(config_of_source)
         for config_of_source, source in each
     ]
-    cache = runs[0].cache_dir
-    runs = [replace(run, cache_dir=cache, mirror=None) for run in runs]
-    with one_process_at_a_time(runs[0].cache()), executor:
-        method = prepare_method(runs[0])
+    workshop = Workshop(executor, Progress(), all_places[0].cache_dir)
+    with one_process_at_a_time(workshop.cache()), executor:
+        settings = StageSettings.of(config, all_places[0].source, all_places[0].processor)
+        method = prepare_method(settings.method, workshop)
         config = replace(config, model=replace(config.model, template=method.choice.template))
         datasets = [
-            _samples_in_files(run) if _is_in_files(source) else _samples_in_memory(source, run.config)
-            for (_, source), run in zip(each, runs, strict=True)
+            _samples_in_files(config_of_source, places.source, workshop)
+            if _is_in_files(source)
+            else _samples_in_memory(source, config_of_source.source)
+            for (config_of_source, source), places in zip(each, all_places, strict=True)
         ]
     return PreparedStream(config, datasets, load_saved_template(method.template_folder))
 
@@ -119,23 +122,23 @@ def _is_in_files(source: Any) -> bool:
     return source is None or isinstance(source, str) or _is_overrides(source)
 
 
-def _samples_in_memory(source: Any, config: PackConfig) -> Samples:
-    if hasattr(source, "sample_for_measuring"):
-        samples: Samples = source
-        return samples
-    return samples_in_memory(source, config.source)
+def _samples_in_memory(samples: Any, settings: SourceConfig) -> Samples:
+    if hasattr(samples, "sample_for_measuring"):
+        indexed: Samples = samples
+        return indexed
+    return samples_in_memory(samples, settings)
 
 
-def _samples_in_files(run: PackRun) -> Samples:
-    config = run.config
-    if run.source.mixture is not None:
+def _samples_in_files(config: PackConfig, source: Source, workshop: Workshop) -> Samples:
+    if source.mixture is not None:
         raise PackError(f"source.path={config.source.path}: a stream has no mixture: sources=[…] of it have weights")
     config.packing.check_for_online()
     config.source.check_for_online()
-    indexed = first_samples(index_source(run), config.source.limit)
+    keep_damaged = config.source.on_damaged is OnDamaged.keep
+    indexed = first_samples(index_source(source.shards, keep_damaged, config.seed, workshop), config.source.limit)
     depends = [[item.key, *item.draw_settings, item.num_samples] for item in indexed]
     identity = hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:24]
-    folder = run.cache("stream", identity) / "once"
+    folder = workshop.cache("stream", identity) / "once"
     make_once(folder, lambda part: write_index(part / _INDEX_FILE, indexed))
     return IndexedSamples(
         [item.shard for item in indexed], config.source.reading, StoredRows(folder / _INDEX_FILE, IndexedRow)

@@ -13,9 +13,9 @@ from energon_pack.lengths.table_cache import key_of
 from energon_pack.lengths.worker import LengthsRow, leave_out
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.sample_parts import PartsRecipe, WholeSample, make_parts
-from energon_pack.run.context import Run
 from energon_pack.run.plain_data import plain
 from energon_pack.run.scratch_arrays import blocks
+from energon_pack.run.workshop import Workshop
 from energon_pack.samples.answers import with_empty_answers_untrained
 from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.cut import EXPANDED_CUT_TYPE, Cut, parts_by_answer, parts_by_pair
@@ -29,7 +29,7 @@ from energon_pack.templates.settings import Empty, Expand, LabelsConfig, TrainOn
 _VERSION = 2
 
 
-def expand(lengths: Lengths, labels: LabelsConfig, method: Method, run: Run) -> Lengths:
+def expand(lengths: Lengths, labels: LabelsConfig, method: Method, workshop: Workshop) -> Lengths:
     """Replace each conversation by the samples that `labels.expand` makes of it, and return the new lengths.
 
     Raises:
@@ -49,8 +49,8 @@ def expand(lengths: Lengths, labels: LabelsConfig, method: Method, run: Run) -> 
         lambda table: pc.is_null(table["reason"]).to_numpy(),
         ("reason",),
     )
-    with dropping_wrong_lengths(lengths.shards, method, run):
-        expanded = make_parts(lengths, may_have_parts, recipe, method, run)
+    with dropping_wrong_lengths(lengths.shards, method, workshop):
+        expanded = make_parts(lengths, may_have_parts, recipe, method, workshop)
     expanded.noted.samples["reasoning_left_out"] = 0  # each thought is trained where its answer is the last
     return expanded
 

@@ -24,8 +24,8 @@ from energon_pack.plan.packs import LEFT_OUT, PackPlan
 from energon_pack.plan.sample_parts import PartsRecipe, WholeSample, make_parts
 from energon_pack.plan.settings import Overlong, PackingConfig
 from energon_pack.plan.text_parts import text_parts
-from energon_pack.run.context import Run
 from energon_pack.run.scratch_arrays import blocks
+from energon_pack.run.workshop import Workshop
 from energon_pack.samples.cut import CUT_TYPE, TEXT_CUT_TYPE, Cut, exchange_bounds
 from energon_pack.samples.documents import DOCUMENT, is_document
 from energon_pack.samples.media.kinds import MEDIA_TYPES
@@ -51,7 +51,9 @@ def check_overlong(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> 
         )
 
 
-def cut_overlong(lengths: Lengths, method: Method, packing: PackingConfig, labels: LabelsConfig, run: Run) -> Lengths:
+def cut_overlong(
+    lengths: Lengths, method: Method, packing: PackingConfig, labels: LabelsConfig, workshop: Workshop
+) -> Lengths:
     """Cut the samples that are longer than a pack, by the policy `packing.overlong`, and return the new lengths.
 
     Parts take the place of a sample that was cut; a sample that can't be cut stays whole.
@@ -75,7 +77,7 @@ def cut_overlong(lengths: Lengths, method: Method, packing: PackingConfig, label
         ),
         ("token_len", "media_type"),
     )
-    return make_parts(lengths, overlong, recipe, method, run)
+    return make_parts(lengths, overlong, recipe, method, workshop)
 
 
 def cut_settings(packing: PackingConfig) -> dict[str, Any]:

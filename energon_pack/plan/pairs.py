@@ -20,7 +20,7 @@ from energon_pack.plan.items import Items, Lengths
 from energon_pack.plan.sample_parts import PartsRecipe, WholeSample, make_parts
 from energon_pack.plan.settings import PackingConfig, Share
 from energon_pack.plan.trees import COUNTS, Trees, find_trees
-from energon_pack.run.context import Run
+from energon_pack.run.workshop import Workshop
 from energon_pack.samples.cut import EXPANDED_CUT_TYPE
 from energon_pack.samples.flavors.fit import contents_that_do_not_fit
 from energon_pack.samples.pairs import sides_of_pair
@@ -32,7 +32,7 @@ _VERSION = 1
 _NO_LIMIT = 1 << 40
 
 
-def measure_sides(lengths: Lengths, method: Method, run: Run) -> Lengths:
+def measure_sides(lengths: Lengths, method: Method, workshop: Workshop) -> Lengths:
     """Replace each sample by the two sides of its pair, and return the new lengths.
 
     Raises:
@@ -46,8 +46,8 @@ def measure_sides(lengths: Lengths, method: Method, run: Run) -> Lengths:
         lambda table: pc.is_null(table["reason"]).to_numpy(),
         ("reason",),
     )
-    with dropping_wrong_lengths(lengths.shards, method, run):
-        of_sides = make_parts(lengths, lengths.items.lens > 0, recipe, method, run)
+    with dropping_wrong_lengths(lengths.shards, method, workshop):
+        of_sides = make_parts(lengths, lengths.items.lens > 0, recipe, method, workshop)
     of_sides.has_pairs = True
     return of_sides
 

@@ -26,9 +26,9 @@ from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import Chunk, Piece, RowRun, TableCache, chunks_of_pieces, key_of
 from energon_pack.lengths.worker import LengthsRow, hash_beginnings, hash_media, lengths_table
 from energon_pack.plan.items import REFUSED_SCHEMA, Lengths
-from energon_pack.run.context import Run
 from energon_pack.run.scratch_arrays import blocks
 from energon_pack.run.seeded_random import Ints
+from energon_pack.run.workshop import Workshop
 from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.cut import Cut
 from energon_pack.samples.sample import media_type
@@ -68,7 +68,7 @@ class PartsRecipe(NamedTuple):
 
 
 def make_parts(
-    lengths: Lengths, may_have_parts: npt.NDArray[np.bool_], recipe: PartsRecipe, method: Method, run: Run
+    lengths: Lengths, may_have_parts: npt.NDArray[np.bool_], recipe: PartsRecipe, method: Method, workshop: Workshop
 ) -> Lengths:
     """Make parts of samples, in workers or from the cache, and return the lengths with them in place of their samples.
 
@@ -78,7 +78,7 @@ def make_parts(
     of_shards = set[int]()
     for block in blocks(lengths.num_samples):
         of_shards.update(np.unique(items.shard[block][may_have_parts[block]]).tolist())
-    cache = TableCache(run.cache("cuts", recipe.key))
+    cache = TableCache(workshop.cache("cuts", recipe.key))
     keys = {
         number: key_of([(Path(path).stem, *rows) for path, *rows in measured[number].pieces])
         for number in sorted(of_shards)
@@ -98,9 +98,9 @@ def make_parts(
                 shards = [measured[number].shard for number in at_work[-1]]
                 yield PartsJob(shards, rows.slice(start, _SAMPLES_PER_JOB), method)
 
-    with run.progress.stage(recipe.stage, num_left.total(), "samples") as advance:
+    with workshop.progress.stage(recipe.stage, num_left.total(), "samples") as advance:
         try:
-            for (table, sizes), num_bytes in run.executor.map(partial(with_bytes_read, make), jobs()):
+            for (table, sizes), num_bytes in workshop.executor.map(partial(with_bytes_read, make), jobs()):
                 records = []
                 for number, size in zip(at_work[0].tolist(), sizes, strict=True):
                     records.append(RowRun(keys[number], num_parts[number], size))
@@ -109,7 +109,7 @@ def make_parts(
                     if not num_left[number]:  # only finished shards get a note
                         records.append(RowRun(keys[number], num_parts[number], 0, {"num_rows": str(num_parts[number])}))
                 cache.add(table, records)
-                run.progress.add(num_bytes=num_bytes)
+                workshop.progress.add(num_bytes=num_bytes)
                 advance(len(at_work.pop(0)))
         finally:
             cache.flush()

@@ -26,6 +26,7 @@ class Algorithm(str, Enum):
     #: only counts bins, never more than best fit
     optimal = "optimal"
     best_fit_decreasing = "best_fit_decreasing"
+    #: another word for best fit: both need the same bins, and first fit two to three times the time
     first_fit_decreasing = "first_fit_decreasing"
 
 

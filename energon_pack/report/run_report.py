@@ -23,8 +23,8 @@ from energon_pack.report.pages.html import Html
 from energon_pack.report.remark import Grade, Remark
 from energon_pack.report.remarks import remarks
 from energon_pack.report.which_length import length_advice, num_samples_tried, try_job_of, try_lengths_of_job
-from energon_pack.run.context import Run
 from energon_pack.run.files import write_whole
+from energon_pack.run.workshop import Workshop
 from energon_pack.steps.cost import max_positions
 from energon_pack.templates.processor import media_rules_of, processor_folder_of
 
@@ -50,9 +50,15 @@ class RunReport:
     """
 
     def __init__(
-        self, config: PackConfig, processor: str, lengths: Lengths, num_repeated: int, method: Method, run: Run
+        self,
+        config: PackConfig,
+        processor: str,
+        lengths: Lengths,
+        num_repeated: int,
+        method: Method,
+        workshop: Workshop,
     ):
-        self._config, self._processor, self._run = config, processor, run
+        self._config, self._processor, self._workshop = config, processor, workshop
         self._lengths, self._repeated, self._rules = lengths, num_repeated, media_rules_of(method.template_folder)
         #: most tokens of a sample that the model has positions for; None: not known
         self.max_positions = max_positions(processor_folder_of(method.template_folder))
@@ -60,7 +66,7 @@ class RunReport:
         self._choices: Sequence[Choice] | Future[list[Choice]] = []
         if config.stage is not Stage.lengths:
             job = try_job_of(lengths, config.packing, config.report.lens, self.max_positions)
-            self._choices = run.executor.start(try_lengths_of_job, job)
+            self._choices = workshop.executor.start(try_lengths_of_job, job)
         self._method = method
         self._planned = lengths, empty_plan(lengths.items)
         self._of_plan: dict[str, Any] = {"origins": origins_of(lengths, None)}
@@ -101,14 +107,14 @@ class RunReport:
             written: the folder that the packs are in now.
             stored: address of the folder with their shards, if they are elsewhere.
         """
-        with self._run.progress.timed("report"):
+        with self._workshop.progress.timed("report"):
             figures = self._figures()
             figures = replace(figures, examples=first_entries_by_reason(ledger, figures.ledger_counts))
             found = remarks(figures, facts, self._config.max_skipped)
             tiles = choose_tiles(*self._planned, found)
             looked_at = first_that_fit(self._look(written, stored, tiles), _MAX_PACK_BYTES) if written else {}
-            tiles = self._run.executor.result(
-                self._run.executor.start(draw_tiles, (tiles, self._config.source.reading))
+            tiles = self._workshop.executor.result(
+                self._workshop.executor.start(draw_tiles, (tiles, self._config.source.reading))
             )
             title = self._config.output.name or "run"
             about = PageFacts(self._config, title, self._processor, facts, folder, ledger_name, failed)
@@ -118,7 +124,7 @@ class RunReport:
 
     def wrong(self) -> list[Remark]:
         """Return the remarks that are errors, for a run that writes no page."""
-        with self._run.progress.timed("report"):
+        with self._workshop.progress.timed("report"):
             return _errors_of(remarks(self._figures(), None, self._config.max_skipped))
 
     def _figures(self) -> Figures:
@@ -138,7 +144,9 @@ class RunReport:
 
     def _length_trials(self, num_samples: int) -> LengthTrials:
         if isinstance(self._choices, Future):
-            return LengthTrials(self._run.executor.result(self._choices), num_samples_tried(num_samples), num_samples)
+            return LengthTrials(
+                self._workshop.executor.result(self._choices), num_samples_tried(num_samples), num_samples
+            )
         return LengthTrials([*self._choices], num_samples, num_samples)
 
     def _look(self, folder: Path, stored: str | None, tiles: Sequence[Tile]) -> dict[int, Html]:
@@ -148,7 +156,7 @@ class RunReport:
         of_tiles = {tile.pack: f"of a sample on the sheet, {tile.kind}" for tile in tiles if tile.pack is not None}
         packs = packs_to_look_at(lengths.items, plan)
         job = LookJob(folder, flavor, packs | of_tiles | packs, self._method.template_folder, most, stored)
-        return self._run.executor.result(self._run.executor.start(draw_packs, job))
+        return self._workshop.executor.result(self._workshop.executor.start(draw_packs, job))
 
 
 def _errors_of(found: Sequence[Remark]) -> list[Remark]:

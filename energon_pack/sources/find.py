@@ -105,7 +105,7 @@ class Source:
     @cached_property
     def root(self) -> str:
         """Return the deepest folder that holds all files and media, or raise PackError: references in packs need it."""
-        roots = sorted({shard.base for shard in self.shards}.union(self._mapped_places))
+        roots = sorted({shard.names_folder for shard in self.shards}.union(self._mapped_places))
         if len({bucket_of(root) for root in roots}) > 1:
             raise PackError(
                 f"output.media=reference: the source lies in {roots[0]} and {roots[-1]}: no folder holds all of it"

@@ -33,7 +33,7 @@ class Ends(NamedTuple):
 
     @property
     def checksum(self) -> int:
-        """Return the CRC-32 of the name in the header and of both ends; raises ValueError if the header is invalid."""
+        """Return a part's CRC-32: of its name in the tar header, and of both ends; ValueError: no valid header."""
         name = b""
         if self.header:
             member = name_and_size(self.header)

@@ -116,7 +116,7 @@ class RowShard(SourceFile):
         return name
 
     @property
-    def base(self) -> str:
+    def names_folder(self) -> str:
         """Return the folder that names of its media are relative to."""
         return folder_of(self.media_root) if archive_path(self.media_root, "") else self.media_root
 

@@ -86,7 +86,7 @@ class TarShard(SourceFile):
         return listed_parts([name], key, parts)[0]
 
     @property
-    def base(self) -> str:
+    def names_folder(self) -> str:
         """Return the folder that the tar's name is relative to; the tar's own folder if its path ends otherwise."""
         folder = self.path.removesuffix(f"/{self.name}")
         return folder_of(self.path) if folder == self.path else folder

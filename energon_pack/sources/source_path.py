@@ -156,12 +156,14 @@ def _join_sources(parts: Sequence[Source]) -> Source:
 # ---------------------------------------------------------------------------------------------- the forms of an entry
 
 
-class EntryForms(NamedTuple):
+class FoundForms(NamedTuple):
+    """The formats of an entry of `source.path`, and the tars in its folders."""
+
     forms: list[Format]
     stems: set[str]  # paths of tars in folders, without their extensions
 
 
-def find_forms(entry: str) -> EntryForms:
+def find_forms(entry: str) -> FoundForms:
     """Return the formats of the files of an entry of `source.path`, by their extensions (unknown ones: JSONL)."""
     _, folders, files = expand(entry)
     forms, stems = set(map(_form_of_file, files)), set[str]()
@@ -195,7 +197,7 @@ def find_forms(entry: str) -> EntryForms:
             f"source.path={entry}: no *.tar, *.jsonl, *.parquet, *.arrow, *.csv or *.tsv there; other forms are not"
             f" read: write lines of JSON of them{_lmdb_advice(folders)}"
         )
-    return EntryForms([form for form in Format if form in forms], stems)
+    return FoundForms([form for form in Format if form in forms], stems)
 
 
 def _lmdb_advice(folders: Sequence[str]) -> str:

@@ -2,22 +2,30 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeAlias
 
 from energon_pack.config import PackConfig, Stage
 from energon_pack.config.output_dir import cache_address, cache_folder
+from energon_pack.config.stage_settings import ShardSettings, StageSettings
 from energon_pack.dataset.destination import published_report
 from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.errors import PackError
 from energon_pack.run.console import say
 from energon_pack.run.executors.admission import terms_of
-from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.executors.slurm import LENGTHS, PLAN, PUBLISH, WRITE, Chain
 from energon_pack.run.files import one_process_at_a_time
-from energon_pack.run.progress import Progress
-from energon_pack.stages.pack_run import PackRun, begin_run
-from energon_pack.stages.writing import num_planned_shards, plan_settings, planned_jobs, refuse_other_plan
+from energon_pack.stages.places import Places, find_places
+from energon_pack.stages.plan_on_disk import (
+    ExpectedPlan,
+    num_planned_shards,
+    planned_jobs,
+    refuse_other_plan,
+)
+
+#: stages, and the numbers of the parts of each; None: the stage has no parts
+MissingStages: TypeAlias = dict[str, Sequence[int] | None]
 
 
 def run_chain(config: PackConfig, command: Sequence[str]) -> dict[str, Any]:
@@ -39,19 +47,21 @@ def run_chain(config: PackConfig, command: Sequence[str]) -> dict[str, Any]:
             "executor=slurm with the cache on an object store: the jobs meet in it by files, so cache_dir=FOLDER has to"
             " be on a file system that all nodes see; output.dir may be a store"
         )
-    with LocalExecutor(1) as executor:
-        run = begin_run(config, executor, Progress())
-    destination = run.destination
+    places = find_places(config)
+    destination = places.destination
     name = f"{destination.final.name}-{hashlib.sha256(destination.place.encode()).hexdigest()[:8]}"
     folder = cache_folder(config.cache_dir, config.output.dir).absolute() / "slurm" / name
     chain = Chain(config.executor, folder, command)
+    expected = ExpectedPlan.of(config, places.source)
+    settings = StageSettings.of(config, places.source, places.processor).shards
+    missing = partial(_missing, places, expected, settings, config.executor.num_tasks)
     if config.executor.show:
-        for stage, script in chain.scripts(_missing(run)).items():
+        for stage, script in chain.scripts(missing()).items():
             for line in (f"# {folder / stage}.sh", *script.split("\n")):
                 say(line)
         return {}
     with one_process_at_a_time(folder):
-        jobs = _submitted(run, chain)
+        jobs = _submitted(places, chain, expected.settings, config.output.overwrite, missing)
     if not config.executor.wait:
         say("not waited for: the same command without executor.wait=false shows how far they are")
         return {}
@@ -60,34 +70,37 @@ def run_chain(config: PackConfig, command: Sequence[str]) -> dict[str, Any]:
     except KeyboardInterrupt:
         say(f"not waited for any more; the jobs go on. To end them: scancel {' '.join(jobs.values())}")
         raise
-    say(f"{'there already:' if run.published is not None else 'packed into'} {destination.place}")
+    say(f"{'there already:' if places.published is not None else 'packed into'} {destination.place}")
     return published_report(destination.place) or {}
 
 
-def _submitted(run: PackRun, chain: Chain) -> dict[str, str]:
+def _submitted(
+    places: Places, chain: Chain, settings: dict[str, Any], overwrite: bool, missing: Callable[[], MissingStages]
+) -> dict[str, str]:
     """Return the ids of a run's Slurm jobs by stage: jobs that do this run already, or jobs that are submitted now."""
-    run_settings = json.dumps(plan_settings(run.config), sort_keys=True)
+    run_settings = json.dumps(settings, sort_keys=True)
     if jobs := chain.submitted(run_settings):
         say(f"Slurm's jobs {', '.join(jobs.values())} do this run already; logs in {chain.folder}")
         return jobs
-    refuse_other_plan(run)
-    stages = _missing(run)
+    refuse_other_plan(places.destination, settings, overwrite)
+    stages = missing()
     chain.folder.mkdir(parents=True, exist_ok=True)
-    with terms_of(run.shared_folders, kept_as=chain.folder.name) as terms:
+    with terms_of(places.shared_folders, kept_as=chain.folder.name) as terms:
         jobs = chain.submit(stages, terms, run_settings)
     say(f"submitted as Slurm's jobs {', '.join(jobs.values())}; logs in {chain.folder}")
     return jobs
 
 
-def _missing(run: PackRun) -> dict[str, Sequence[int] | None]:
-    """Return the stages that are still missing, and the missing parts of each; None: the stage has no parts."""
-    all_parts = range(run.config.executor.num_tasks)
-    if run.published is not None:
+def _missing(places: Places, expected: ExpectedPlan, settings: ShardSettings, num_tasks: int) -> MissingStages:
+    """Return the stages that are still missing, and the missing parts of each."""
+    all_parts = range(num_tasks)
+    if places.published is not None:
         return {LENGTHS: all_parts, PUBLISH: None}
-    jobs = planned_jobs(run, len(all_parts))
+    jobs = planned_jobs(places.destination, expected, settings, len(all_parts), places.cache_dir)
     if jobs is None:
         return {LENGTHS: all_parts, PLAN: None, WRITE: all_parts, PUBLISH: None}
-    parts = [part for part, jobs_of_part in enumerate(jobs) if not all(map(run.destination.has_shard, jobs_of_part))]
+    has_shard = places.destination.has_shard
+    parts = [part for part, jobs_of_part in enumerate(jobs) if not all(map(has_shard, jobs_of_part))]
     return {WRITE: parts, PUBLISH: None} if parts else {PUBLISH: None}
 
 

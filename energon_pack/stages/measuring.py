@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from energon_pack.config import OnDamaged, plain
+from energon_pack.config.stage_settings import LengthSettings, MethodSettings
 from energon_pack.errors import PackError, amount
 from energon_pack.lengths.drawn_videos import with_decoded_videos
 from energon_pack.lengths.index import IndexedShard, first_samples, index_shards
@@ -14,20 +14,16 @@ from energon_pack.lengths.unused_map import unused_line
 from energon_pack.plan.expand import expand
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.pairs import measure_sides
-from energon_pack.plan.settings import Share
-from energon_pack.plan.splits import split_shares
 from energon_pack.run.console import say
 from energon_pack.run.scratch_arrays import Scratch
 from energon_pack.run.work_parts import EqualSpans, Part
-from energon_pack.samples.settings import Take
-from energon_pack.sources.media_map import media_map_of
+from energon_pack.run.workshop import Workshop
+from energon_pack.sources.find import Source
 from energon_pack.sources.mixture import Mixture
 from energon_pack.sources.shard import Shard
-from energon_pack.stages.pack_run import PackRun
 from energon_pack.templates.families.rules import MediaRules
 from energon_pack.templates.folder import local_folder
 from energon_pack.templates.processor import media_rules_of
-from energon_pack.templates.settings import TemplateSettings
 
 
 @dataclass(frozen=True)
@@ -41,26 +37,22 @@ class Measured:
     mixture: Mixture | None = None
 
 
-def index_source(run: PackRun, shards: Sequence[Shard] | None = None) -> list[IndexedShard]:
-    """Find each sample in these shards (None: the source's), and draw samples by the `sample_ratio` of their file."""
-    with run.timed("index"):
-        chosen = run.source.shards if shards is None else [*shards]
-        return index_shards(chosen, run.config.source.on_damaged is OnDamaged.keep, run.config.seed, run)
+def index_source(shards: Sequence[Shard], keep_damaged: bool, seed: int, workshop: Workshop) -> list[IndexedShard]:
+    """Find each sample in these shards of a source, and draw samples by the `sample_ratio` of their file."""
+    with workshop.timed("index"):
+        return index_shards([*shards], keep_damaged, seed, workshop)
 
 
-def prepare_method(run: PackRun) -> Method:
+def prepare_method(settings: MethodSettings, workshop: Workshop) -> Method:
     """Load the processor, and return the method by which it measures samples."""
-    config = run.config
-    with run.timed("processor"):
-        folder = local_folder(run.processor, config.model.revision)  # a hub id is looked up once
-        model = replace(config.model, processor=os.fspath(folder))
-        settings = TemplateSettings(model, config.media, config.labels.as_labels)
-        with_beginnings = config.packing.share is not Share.none
-        method = method_of_model(settings, config.source.reading, config.measure.engine.value, run, with_beginnings)
-        if run.source.mixture is not None:
-            check_tiles(run.source.mixture, media_rules_of(method.template_folder))
-        keep = config.source.on_damaged is OnDamaged.keep
-        return with_trusted_engine(replace(method, keep_damaged=keep), run)
+    with workshop.timed("processor"):
+        model = settings.template.model
+        folder = local_folder(model.path_or_hub_id(), model.revision)  # a hub id is looked up once
+        template = replace(settings.template, model=replace(model, processor=os.fspath(folder)))
+        method = method_of_model(template, settings.read, settings.engine, workshop, settings.with_beginnings)
+        if settings.mixture is not None:
+            check_tiles(settings.mixture, media_rules_of(method.template_folder))
+        return with_trusted_engine(replace(method, keep_damaged=settings.keep_damaged), workshop)
 
 
 def check_tiles(mixture: Mixture, rules: MediaRules | None) -> None:
@@ -81,44 +73,47 @@ def check_tiles(mixture: Mixture, rules: MediaRules | None) -> None:
             )
 
 
-def measure_source(run: PackRun, indexed: list[IndexedShard], method: Method) -> Measured:
+def measure_source(
+    source: Source, indexed: list[IndexedShard], method: Method, settings: LengthSettings, workshop: Workshop
+) -> Measured:
     """Measure all samples, and those that `labels.expand` makes of them; results come from the cache if it has them."""
-    config, source = run.config, run.source
-    with run.timed("lengths"):
-        first = first_samples(indexed, config.source.limit)
-        flavor, shares = config.flavor(), split_shares(plain(config.output.splits))
-
-        measured = measure_shards(first, method, run)
-        measured = with_decoded_videos(measured, method, config.measure.verify, config.seed, run)
+    with workshop.timed("lengths"):
+        first = first_samples(indexed, settings.limit)
+        measured = measure_shards(first, method, workshop)
+        measured = with_decoded_videos(measured, method, settings.verify, settings.seed, workshop)
         lengths = Lengths(
-            measured, flavor, shares, config.seed, Scratch(run.cache()),
-            method.with_beginnings, config.labels.untrained,
+            measured, settings.flavor, settings.shares, settings.seed, Scratch(workshop.cache()),
+            method.with_beginnings, settings.labels.untrained,
         )  # fmt: skip
-        is_paired = config.source.take is Take.both
-        lengths = measure_sides(lengths, method, run) if is_paired else expand(lengths, config.labels, method, run)
-        media_map, tables = media_map_of(config.source.media_map), lengths.tables(("parts", "detail"), with_parts=False)
+        if settings.takes_pairs:
+            lengths = measure_sides(lengths, method, workshop)
+        else:
+            lengths = expand(lengths, settings.labels, method, workshop)
+        tables = lengths.tables(("parts", "detail"), with_parts=False)
         places = {place for shard in source.shards for place in (shard.path, shard.media_root or "")}
-        if line := unused_line(media_map, places, (table for _, _, table in tables)):
+        if line := unused_line(settings.media_map, places, (table for _, _, table in tables)):
             say(line)
         num_repeated = sum(item.num_repeated for item in indexed)
         num_found = sum(item.num_rows for item in indexed) + source.num_left_out
         return Measured(lengths, method, num_found, num_repeated, source.mixture)
 
 
-def measure_part(run: PackRun, part: Part) -> dict[str, int]:
+def measure_part(
+    source: Source, part: Part, of_method: MethodSettings, settings: LengthSettings, workshop: Workshop
+) -> dict[str, int]:
     """Measure one part of the source into the cache; return as `samples` how many of the part it holds now.
 
     All processes cut the bytes of the source into the same equal spans, so a part reads nothing of the others.
     """
-    source, shards = run.config.source, run.source.shards
+    shards, limit = source.shards, settings.limit
     spans = EqualSpans([shard.size for shard in shards])
-    is_counted = source.limit is not None  # it counts the samples of all shards
+    is_counted = limit is not None  # it counts the samples of all shards
     chosen = range(len(shards)) if is_counted else spans.overlapping_items(part)
-    indexed = index_source(run, [shards[number] for number in chosen])
-    method = prepare_method(run)
-    with run.timed("lengths"):
-        first = first_samples(indexed, source.limit)
+    indexed = index_source([shards[number] for number in chosen], of_method.keep_damaged, settings.seed, workshop)
+    method = prepare_method(of_method, workshop)
+    with workshop.timed("lengths"):
+        first = first_samples(indexed, limit)
         rows = [spans.rows_in(part, number, item.num_samples) for number, item in zip(chosen, first, strict=False)]
-        number = measure_rows(first, rows, method, run)
-    say(f"the lengths of {amount(number, 'sample')} are in {run.cache()}: part {part} of the source")
+        number = measure_rows(first, rows, method, workshop)
+    say(f"the lengths of {amount(number, 'sample')} are in {workshop.cache()}: part {part} of the source")
     return {"samples": number}

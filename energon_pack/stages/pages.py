@@ -4,11 +4,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from energon_pack.config import PackConfig
 from energon_pack.config.output_dir import page_of
 from energon_pack.dataset.files import PAGE
 from energon_pack.dataset.publish_limits import (
-    ledger_beside,
-    page_beside,
+    ledger_of_unpublished,
+    page_of_unpublished,
     refuse_future_loss,
     refuse_losses,
     why_too_much_bad_data,
@@ -24,41 +25,43 @@ from energon_pack.report.terminal_summary import print_choices
 from energon_pack.report.which_length import lengths_to_choose
 from energon_pack.run.console import say
 from energon_pack.run.files import naming_full_disk
+from energon_pack.run.workshop import Workshop
 from energon_pack.stages.measuring import Measured
-from energon_pack.stages.pack_run import PackRun
 
 
-def try_pack_lens(run: PackRun, measured: Measured, page: RunReport) -> dict[str, Any]:
+def try_pack_lens(measured: Measured, page: RunReport, config: PackConfig, workshop: Workshop) -> dict[str, Any]:
     """Print and write what packs of each length would drop and fill: the end of `stage=lengths`; return the figures."""
-    config = run.config
-    with run.timed("plan"):
+    with workshop.timed("plan"):
         lens = lengths_to_choose(config.report.lens, config.packing, measured.lengths.items, page.max_positions)
         choices = try_lengths(measured.lengths, config.packing, lens, page.max_positions)
         page.add_choices(choices.lens)
     print_choices(choices, page.advice(choices.lens))
     why_not = why_too_much_bad_data(choices, config.max_skipped)
     skipped = ledger_entries(measured.lengths, empty_plan(measured.lengths.items), config.packing)
-    write_page(run, page, skipped, why_not)
+    write_page(page_of(config), page, skipped, why_not)
     refuse_future_loss(why_not, page_of(config), choices)
     return choices.to_json()
 
 
-def write_page(run: PackRun, page: RunReport, skipped: Iterable[Mapping[str, Any]], why_not: str | None) -> None:
+def write_page(path: Path, page: RunReport, skipped: Iterable[Mapping[str, Any]], why_not: str | None) -> None:
     """Write the page of a stage that publishes no dataset; `why_not`: why none could be published, or None."""
-    path = page_of(run.config)
     with naming_full_disk("output.dir", path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         _print_wrong(page.write(path, skipped, failed=why_not))
     say(f"see it: {path}")
 
 
-def write_page_and_raise(run: PackRun, page: RunReport, why_not: str, report: Report, skipped: Path) -> NoReturn:
-    """Write the page of a run that publishes nothing, and keep its ledger (`skipped`); raises SamplesLost."""
-    final = run.destination.final
+def write_page_and_raise(final: Path, page: RunReport, why_not: str, report: Report, skipped: Path) -> NoReturn:
+    """Write the page of a run that publishes nothing, and keep its ledger (`skipped`); raises SamplesLost.
+
+    `final`: the folder that the dataset would be in.
+    """
     if not report.samples_in:
         raise SamplesLost(f"{why_not}: nothing is published")
-    kept = ledger_beside(final)
-    _print_wrong(page.write(page_beside(final, PAGE), read_ledger(skipped), ledger_name=kept.name, failed=why_not))
+    kept = ledger_of_unpublished(final)
+    _print_wrong(
+        page.write(page_of_unpublished(final, PAGE), read_ledger(skipped), ledger_name=kept.name, failed=why_not)
+    )
     refuse_losses(why_not, skipped, final, report)
 
 

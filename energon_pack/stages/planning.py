@@ -1,14 +1,12 @@
 """The second stage: decide which samples go into which pack, and which packs into which shard."""
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from energon_pack.config import plain
-from energon_pack.config.naming import content_settings, shards_identity
-from energon_pack.config.output_dir import publishes
-from energon_pack.dataset.publish_limits import why_too_much_dropped, why_too_much_lost
+from energon_pack.config.naming import shards_identity
+from energon_pack.config.stage_settings import PlanSettings
 from energon_pack.lengths.changed_media import check_media
 from energon_pack.lengths.measure import MeasuredShard, dropping_wrong_lengths
 from energon_pack.lengths.method import Method
@@ -21,9 +19,8 @@ from energon_pack.plan.plan import check_media_apart, check_splits, plan_packs, 
 from energon_pack.plan.report import Report, summarize
 from energon_pack.plan.settings import CUTTING_POLICIES
 from energon_pack.plan.shard_plan import ShardPlan, plan_shards
-from energon_pack.plan.splits import split_shares
+from energon_pack.run.workshop import Workshop
 from energon_pack.stages.measuring import Measured
-from energon_pack.stages.pack_run import PackRun
 from energon_pack.steps.cost import CostModel, cost_model
 from energon_pack.templates.processor import processor_folder_of
 
@@ -43,47 +40,40 @@ class Planned:
     report: Report
 
 
-def plan_source(run: PackRun, measured: Measured) -> Planned:
+def plan_source(measured: Measured, settings: PlanSettings, workshop: Workshop) -> Planned:
     """Plan the packs and shards of measured samples; the same samples and settings always give the same plan."""
-    config, lengths, method = run.config, measured.lengths, measured.method
-    packing, output = config.packing, config.output
-    content = content_settings(replace(config, model=replace(config.model, template=method.choice.template)))
+    lengths, method, packing, labels = measured.lengths, measured.method, settings.packing, settings.labels
+    content = {**settings.content, "model": {**settings.content["model"], "template": method.choice.template}}
     if "final_end" in method.identity.labels:  # a record without it says that no token is added
-        content["labels"]["final_end"] = method.identity.labels["final_end"]
+        content["labels"] = {**content["labels"], "final_end": method.identity.labels["final_end"]}
     cost = cost_model(processor_folder_of(method.template_folder))
-    with run.timed("plan"):
-        expansion = count_expansion(lengths, config.labels)
+    with workshop.timed("plan"):
+        expansion = count_expansion(lengths, labels)
         if packing.overlong in CUTTING_POLICIES:
-            with dropping_wrong_lengths(lengths.shards, method, run):
-                lengths = cut_overlong(lengths, method, packing, config.labels, run)
-        lengths, entry_shares = draw_samples(lengths, measured.mixture, packing, config.seed)
+            with dropping_wrong_lengths(lengths.shards, method, workshop):
+                lengths = cut_overlong(lengths, method, packing, labels, workshop)
+        lengths, entry_shares = draw_samples(lengths, measured.mixture, packing, settings.seed)
         num_repeated = measured.num_repeated + lengths.num_samples - measured.lengths.num_samples
         lengths, trees = share_beginnings(lengths, packing)
-        plan = plan_packs(lengths.items, packing, config.seed, cost, lengths.scratch, trees)
+        plan = plan_packs(lengths.items, packing, settings.seed, cost, lengths.scratch, trees)
         check_overlong(lengths, plan, packing)
         check_media_apart(lengths, plan)
-        check_splits(lengths, plan, split_shares(plain(output.splits)))
-        run.progress.add(len(lengths.items))
+        check_splits(lengths, plan, settings.shares)
+        workshop.progress.add(len(lengths.items))
         numbers = measured.num_found, num_repeated
         report = summarize(lengths, plan, packing, cost, *numbers, expansion, entry_shares)
         # earlier versions trained empty answers, in shards of the same lengths
         empty = ["empty answers are not trained"] * (lengths.noted.samples["empty_answers"] > 0)
-        by = (config.seed, None, method.identity.fingerprint, *_entry_settings(lengths), *empty)
-        shards = plan_shards(lengths, plan, output.max_shard_packs, output.max_shard_bytes, by)
+        by = (settings.seed, None, method.identity.fingerprint, *_entry_settings(lengths), *empty)
+        shards = plan_shards(lengths, plan, settings.max_shard_packs, settings.max_shard_bytes, by)
         identity = shards_identity(content, shards.key_prefix, [_shard_state(item) for item in lengths.shards])
     return Planned(lengths, method, plan, cost, shards, content, identity, report)
 
 
-def why_unpublished(run: PackRun, report: Report) -> str | None:
-    """Return why too much was lost to publish a dataset; None if it may be. Only runs that publish limit drops."""
-    why = why_too_much_lost(report, run.config.max_skipped)
-    return why or (why_too_much_dropped(report, run.config.packing) if publishes(run.config) else None)
-
-
-def check_separate_media(run: PackRun, planned: Planned) -> None:
+def check_separate_media(planned: Planned, workshop: Workshop) -> None:
     """Check again the media that lie outside the shards, in their own files; raises what `check_media` raises."""
     measured = planned.lengths.shards
-    check_media([item.shard for item in measured], [item.pieces for item in measured], run)
+    check_media([item.shard for item in measured], [item.pieces for item in measured], workshop)
 
 
 def _entry_settings(lengths: Lengths) -> list[Any]:

@@ -8,18 +8,18 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from energon_pack.config import plain
-from energon_pack.config.output_dir import may_overwrite
+from energon_pack.config import OutputConfig
 from energon_pack.dataset.destination import refuse_changed_yamls
 from energon_pack.dataset.energon import dataset_yamls, manifest_of, write_metadata
 from energon_pack.dataset.energon_check import check_job_of as check_job
 from energon_pack.dataset.energon_check import check_readable, refuse_other_counts
 from energon_pack.dataset.files import LEDGER, PAGE, PlanFile
 from energon_pack.dataset.folder import DatasetFolder
+from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.dataset.manifest import HASHED_FILES, MANIFEST, PACK_SUMS_FILE, PROCESSOR_FOLDER, REPORT, hash_of
 from energon_pack.dataset.media_sums import MEDIA_SUMS_FILE, joined_sums
 from energon_pack.dataset.plan_counts import sums_of_written_plan
-from energon_pack.dataset.shards import ShardJob, WrittenShard
+from energon_pack.dataset.shards import ShardJob
 from energon_pack.dataset.skipped_file import read_ledger
 from energon_pack.errors import PackError, amount
 from energon_pack.lengths.audit import Audit
@@ -29,59 +29,74 @@ from energon_pack.report.run_report import RunReport
 from energon_pack.report.terminal_summary import print_stages
 from energon_pack.run.console import say
 from energon_pack.run.files import META_FOLDER, write_whole
+from energon_pack.run.progress import Progress
+from energon_pack.run.workshop import Workshop
 from energon_pack.samples.input_rules import INPUTS_FILE, TRIAL_FILE, InputRules
-from energon_pack.stages.pack_run import PackRun
 from energon_pack.stages.pages import print_remarks
+from energon_pack.stages.places import Places
 from energon_pack.stages.planning import Planned, check_separate_media
+from energon_pack.stages.writing import Written
 from energon_pack.templates.folder import settings_files
 
 #: ends of the names of files that only weights, chats or code need
 _UNUSED_FILE_ENDS = (".index.json", ".jinja", ".py", "chat_template.json", "generation_config.json")
 
 
-def refuse_missing_shards(run: PackRun, jobs: Iterable[ShardJob]) -> None:
+def refuse_missing_shards(destination: DatasetInFolder, jobs: Iterable[ShardJob]) -> None:
     """Raise PackError if a shard of the plan is missing, which `stage=write` should have written."""
-    are_there = {job.path.name: run.destination.has_shard(job) for job in jobs}
+    are_there = {job.path.name: destination.has_shard(job) for job in jobs}
     if missing := [name for name, is_there in are_there.items() if not is_there]:
         raise PackError(
-            f"{run.destination.place}: {len(missing):,} of {amount(len(are_there), 'shard')} are not written, as"
+            f"{destination.place}: {len(missing):,} of {amount(len(are_there), 'shard')} are not written, as"
             f" {missing[0]}: stage=write writes them, stage=all does everything"
         )
 
 
-def write_nv_meta(run: PackRun, planned: Planned, written: list[WrittenShard], folder: Path) -> None:
+def write_nv_meta(planned: Planned, written: Written, output: OutputConfig) -> None:
     """Write `.nv-meta` of a dataset into its folder: what Energon and training read besides the shards."""
-    output, method = run.config.output, planned.method
-    mixture = planned.report.mixture
+    method, mixture, folder = planned.method, planned.report.mixture, written.folder
     manifest = manifest_of(planned.lengths, planned.plan, method.identity, planned.cost, planned.content, mixture)
     manifest["key_prefix"] = planned.shards.key_prefix
     yaml, sqlite = output.dataset_yaml.value, output.sqlite
     _write_inputs(folder, method.template_folder)
     sums = sums_of_written_plan(PlanFile(DatasetFolder(folder)), planned.cost)
     write_whole(folder / META_FOLDER / PACK_SUMS_FILE, sums.to_bytes())
-    media_sums = joined_sums(shard.media_sums for shard in written)
+    media_sums = joined_sums(shard.media_sums for shard in written.shards)
     if media_sums is not None:
         write_whole(folder / META_FOLDER / MEDIA_SUMS_FILE, media_sums)
     hashed = (*HASHED_FILES, *([] if media_sums is None else [MEDIA_SUMS_FILE]))
     manifest["hashes"] = {name: hash_of((folder / META_FOLDER / name).read_bytes()) for name in hashed}
-    write_metadata(folder, written, planned.lengths.flavor, yaml, sqlite, manifest, output.sample_type)
+    write_metadata(folder, written.shards, planned.lengths.flavor, yaml, sqlite, manifest, output.sample_type)
 
 
-def check_written(run: PackRun, planned: Planned, written: list[WrittenShard], staging: Path) -> None:
+def check_written(planned: Planned, written: Written, destination: DatasetInFolder, workshop: Workshop) -> None:
     """Compare the written shards with the plan and the source, and let Energon read them; raises PackError."""
-    flavor, destination = planned.lengths.flavor, run.destination
-    with run.progress.timed("check"), destination.discarding_wrong_shards(staging, planned.identity):
-        check_separate_media(run, planned)
-        refuse_other_counts(written, planned.plan.num_packs, len(planned.plan.items))
-        folder = destination.prepare_for_check(staging, written, flavor)
-        run.executor.result(run.executor.start(check_readable, check_job(folder, flavor, written, run.media_root)))
+    flavor = planned.lengths.flavor
+    with workshop.progress.timed("check"), destination.discarding_wrong_shards(written.folder, planned.identity):
+        check_separate_media(planned, workshop)
+        refuse_other_counts(written.shards, planned.plan.num_packs, len(planned.plan.items))
+        folder = destination.prepare_for_check(written.folder, written.shards, flavor)
+        job = check_job(folder, flavor, written.shards, written.media_root)
+        workshop.executor.result(workshop.executor.start(check_readable, job))
 
 
 def publish(
-    run: PackRun, planned: Planned, page: RunReport, written: list[WrittenShard], audit: Audit, staging: Path
+    planned: Planned,
+    written: Written,
+    audit: Audit,
+    page: RunReport,
+    destination: DatasetInFolder,
+    settings: dict[str, Any],
+    overwrite: bool,
+    progress: Progress,
 ) -> dict[str, Any]:
-    """Write the report and its page, publish the dataset, and print where it is; return the figures of report.json."""
-    destination, facts = run.destination, _run_facts(run, planned, written, audit)
+    """Write the report and its page, publish the dataset, and print where it is; return the figures of report.json.
+
+    Args:
+        settings: all of the run's, for the report.
+        overwrite: a dataset of the same name is replaced.
+    """
+    facts, staging = _run_facts(settings, planned, written, audit, progress), written.folder
     manifest_hash = hash_of((staging / META_FOLDER / MANIFEST).read_bytes())
     report = {**replace(planned.report, run=facts).to_json(), "manifest_hash": manifest_hash}
     write_whole(staging / REPORT, json.dumps(report, indent=2).encode())
@@ -89,9 +104,9 @@ def publish(
     named = DatasetFolder(destination.place).energon_path
     stored = destination.place if destination.is_stored else None
     seen = page.write(staging / PAGE, skipped, facts, named, LEDGER, None, staging, stored)
-    with run.progress.timed("publish"):
-        destination.publish(staging, planned.identity, may_overwrite(run.config))
-    print_stages(run.progress)
+    with progress.timed("publish"):
+        destination.publish(staging, planned.identity, overwrite)
+    print_stages(progress)
     print_remarks(seen.wrong)
     load = f'load it with megatron.energon.get_train_dataset("{named}", ...)'
     packed = f"packed into {destination.place}"
@@ -100,37 +115,42 @@ def publish(
     return report
 
 
-def end_already_published(run: PackRun, planned: Planned, page: RunReport, report: dict[str, Any]) -> dict[str, Any]:
-    """End a run whose dataset is already published: check its source as a writing run does; return `report`."""
-    named, output = run.destination.place, run.config.output
+def end_already_published(
+    planned: Planned, page: RunReport, places: Places, output: OutputConfig, workshop: Workshop
+) -> dict[str, Any]:
+    """End a run whose dataset is already published: check its source as a writing run does; return its report."""
+    named, report = places.destination.place, places.published
+    assert report is not None, "a run without it writes a dataset"
     refuse_changed_yamls(named, dataset_yamls(planned.lengths.flavor, output.dataset_yaml.value, output.sample_type))
-    with dropping_wrong_lengths(planned.lengths.shards, planned.method, run):
-        check_unchanged(planned.lengths.shards, run)
-        check_separate_media(run, planned)
-    run.destination.tidy(planned.identity)
+    with dropping_wrong_lengths(planned.lengths.shards, planned.method, workshop):
+        check_unchanged(planned.lengths.shards, workshop)
+        check_separate_media(planned, workshop)
+    places.destination.tidy(planned.identity)
     print_remarks(page.wrong())
     say(f"there already: {named}, packed of the same source with the same settings; nothing is written")
     say(f"see it: {named}/{PAGE}")
     return report
 
 
-def _run_facts(run: PackRun, planned: Planned, written: list[WrittenShard], audit: Audit) -> RunFacts:
+def _run_facts(
+    settings: dict[str, Any], planned: Planned, written: Written, audit: Audit, progress: Progress
+) -> RunFacts:
     """Return what report.json records of the run itself: settings, times, memory, bytes."""
     num_cached = sum(item.was_cached for item in planned.lengths.shards)
     return RunFacts(
         format=1,
         identity=planned.identity,
-        config=plain(run.config),
+        config=settings,
         media_rules=asdict(planned.method.choice),
         cwd=os.getcwd(),
-        source_root=run.media_root,
+        source_root=written.media_root,
         fingerprint=planned.method.identity.fingerprint,
-        seconds=run.progress.seconds,
-        throughput=run.progress.throughput,
-        peak_rss_bytes=max(run.progress.peak_rss_bytes.values()),
-        peak_rss_bytes_by_stage=run.progress.peak_rss_bytes,
-        bytes_read=sum(shard.num_bytes_read for shard in written),
-        bytes_written=sum(shard.num_bytes for shard in written),
+        seconds=progress.seconds,
+        throughput=progress.throughput,
+        peak_rss_bytes=max(progress.peak_rss_bytes.values()),
+        peak_rss_bytes_by_stage=progress.peak_rss_bytes,
+        bytes_read=sum(shard.num_bytes_read for shard in written.shards),
+        bytes_written=sum(shard.num_bytes for shard in written.shards),
         cache={"shards_reused": num_cached, "shards_measured": len(planned.lengths.shards) - num_cached},
         samples_verified=audit.num_checked,
         samples_not_verified=audit.num_unchecked + audit.num_undecodable,

@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from energon_pack.errors import PackError, one_line
-from energon_pack.run.heavy_imports import importing
+from energon_pack.run.heavy_imports import faster_imports
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.chat.renderer import Renderer
@@ -42,7 +42,7 @@ _PROBE_MESSAGES = [{"role": "user", "content": "What is it?"}, {"role": "assista
 @quiet_transformers()
 def build(settings: TemplateSettings, folder: Path) -> Template:
     """Build the template for the processor in a folder, with the media rules of the family `model.template`."""
-    with importing():
+    with faster_imports():
         prepare_torchvision()
     model = settings.model
     model.check()
@@ -177,7 +177,7 @@ def _folder_files(folder: Path, kwargs: dict[str, Any], where: str) -> _Processo
 
 @lru_cache(maxsize=1)
 def _read_files(name: str, settings: str, where: str, state: str) -> _ProcessorFiles:
-    with importing():
+    with faster_imports():
         from transformers import AutoImageProcessor, AutoTokenizer
 
     folder, kwargs = Path(name), json.loads(settings)

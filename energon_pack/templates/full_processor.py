@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from energon_pack.errors import PackError
-from energon_pack.run.heavy_imports import importing
+from energon_pack.run.heavy_imports import faster_imports
 from energon_pack.run.user_cache import version_of
 from energon_pack.templates.folder import PROCESSOR_FILES, files_state, first_setting, has_media_parts
 
@@ -46,7 +46,7 @@ def quiet_transformers() -> Iterator[None]:
 
     Processors warn about their own settings. If Python turns warnings into errors, they would refuse all media.
     """
-    with importing():
+    with faster_imports():
         prepare_torchvision()
         from transformers.utils import logging
 
@@ -136,6 +136,6 @@ def known_processor_classes() -> set[str]:
 
 
 def _auto_module(name: str) -> Any:
-    with importing():
+    with faster_imports():
         prepare_torchvision()
         return import_module(f"transformers.models.auto.{name}_auto")

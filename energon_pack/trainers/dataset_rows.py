@@ -6,8 +6,12 @@ Only this file needs `datasets`; `as_dataset` imports it when it is called.
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-import datasets
-from datasets.iterable_dataset import ExamplesIterable
+try:
+    import datasets
+    from datasets.iterable_dataset import ExamplesIterable
+except ModuleNotFoundError as error:
+    missing = "as_dataset needs Hugging Face's datasets, as the trainers that ask for it do: pip install datasets"
+    raise ModuleNotFoundError(missing, name=error.name) from None
 
 from energon_pack.errors import PackError
 from energon_pack.run.seeded_random import Ints

@@ -175,6 +175,5 @@ def import_numbered_rows() -> Any:
     except ModuleNotFoundError as error:
         if error.name != "datasets":
             raise
-        missing = "as_dataset needs Hugging Face's datasets, as the trainers that ask for it do: pip install datasets"
-        raise PackError(missing) from None
+        raise PackError(str(error)) from None
     return dataset_rows

@@ -27,11 +27,11 @@ from energon_pack.plan.splits import split_shares
 from energon_pack.report.pages.rows import Rows, print_table
 from energon_pack.run.command import positive_int, tool_parser
 from energon_pack.run.console import say
-from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.progress import Progress
 from energon_pack.run.stores.requests import raising_store_errors
+from energon_pack.run.workshop import Workshop
 from energon_pack.samples.flavors import flavor_by_name
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.sources.find import Source
@@ -102,9 +102,11 @@ def _run_checks(folder: DatasetFolder, options: Options, findings: Findings) -> 
         jobs = list(_jobs(stated, source, template_folder, options))
         num_jobs = max(len(jobs), len(source.shards) if source else 0)
         with LocalExecutor(1 if num_jobs < 2 else options.num_workers) as executor:  # a single job needs no process
-            run = Run(executor, Progress())
-            samples = None if source is None else read_source_samples(source, read_draw_settings(stated.report), run)
-            shards, ledger = verify_shards(jobs, findings, run), Ledger(folder)
+            workshop = Workshop(executor, Progress())
+            samples = (
+                None if source is None else read_source_samples(source, read_draw_settings(stated.report), workshop)
+            )
+            shards, ledger = verify_shards(jobs, findings, workshop), Ledger(folder)
             _check_dataset(stated, shards, ledger, findings)
             _note_unsummed(stated, shards, findings)
     if samples is not None:

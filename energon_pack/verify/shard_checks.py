@@ -19,8 +19,8 @@ from energon_pack.dataset.source_media import DatasetMedia
 from energon_pack.dataset.sources import Sources
 from energon_pack.errors import PackError
 from energon_pack.plan.splits import SPLITS, split_numbers
-from energon_pack.run.context import Run
 from energon_pack.run.stores.requests import raising_store_errors
+from energon_pack.run.workshop import Workshop
 from energon_pack.samples.bytes import Bytes
 from energon_pack.samples.flavors import DEFAULT_FLAVOR
 from energon_pack.samples.flavors.base import PackedFlavor
@@ -100,17 +100,17 @@ class VerifiedShard:
         self.media_types[pack.media_type] += 1
 
 
-def verify_shards(jobs: Sequence[VerifyJob], findings: Findings, run: Run) -> list[VerifiedShard]:
+def verify_shards(jobs: Sequence[VerifyJob], findings: Findings, workshop: Workshop) -> list[VerifiedShard]:
     """Verify shards in workers; add their defects to `findings`, and return a `VerifiedShard` for each."""
     shards = []
     states = [job.folder.state(job.name) for job in jobs]
     sizes = [0 if state is None else state.size for state in states]
-    with run.progress.stage("verify", len(jobs), "shards", sum(sizes)) as advance:
-        results = run.executor.map(partial(with_bytes_read, verify_shard), jobs)
+    with workshop.progress.stage("verify", len(jobs), "shards", sum(sizes)) as advance:
+        results = workshop.executor.map(partial(with_bytes_read, verify_shard), jobs)
         for (shard, num_bytes), size in zip(results, sizes, strict=True):
             findings.merge(shard.findings)
             shards.append(shard)
-            run.progress.add(shard.num_members, num_bytes)
+            workshop.progress.add(shard.num_members, num_bytes)
             advance(1, size)
     return shards
 

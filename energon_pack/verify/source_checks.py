@@ -20,9 +20,9 @@ from energon_pack.dataset.source_media import source_root
 from energon_pack.errors import PackError, one_line, quote
 from energon_pack.plan.settings import MAX_EPOCHS
 from energon_pack.run.address import lies_in, tidy_address
-from energon_pack.run.context import Run
 from energon_pack.run.plain_data import node_of
 from energon_pack.run.stores.requests import raising_store_errors
+from energon_pack.run.workshop import Workshop
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.user_map import name_with_hash
 from energon_pack.sources import source_path
@@ -206,20 +206,20 @@ class SourceSamples:
     copy_hashes: Hashes  # of the copies that a mixture may draw
 
 
-def read_source_samples(source: Source, drawn: DrawSettings, run: Run) -> SourceSamples:
+def read_source_samples(source: Source, drawn: DrawSettings, workshop: Workshop) -> SourceSamples:
     """Index the source, and return its samples; call it first, because later checks reuse the blocks it fetches."""
     jobs = [_HashJob(shard, drawn.seed, drawn.max_draws_in(shard.name)) for shard in source.shards]
     sample_hashes, defects, copies = list[Hashes](), list[str](), list[Hashes]()
     size = sum(job.shard.size for job in jobs)
-    with run.progress.stage("source", len(jobs), "shards", size) as advance:
-        for job, values in zip(jobs, run.executor.map(_hash_samples, jobs), strict=True):
+    with workshop.progress.stage("source", len(jobs), "shards", size) as advance:
+        for job, values in zip(jobs, workshop.executor.map(_hash_samples, jobs), strict=True):
             if isinstance(values, str):
                 defects.append(values)
                 continue
             samples, of_copies = values
             copies.append(of_copies)
             sample_hashes.append(samples[: None if drawn.limit is None else drawn.limit - sum(map(len, sample_hashes))])
-            run.progress.add(len(sample_hashes[-1]))
+            workshop.progress.add(len(sample_hashes[-1]))
             advance(1, job.shard.size)
     return SourceSamples(jobs, sample_hashes, defects, joined_hashes(copies))
 

@@ -15,9 +15,9 @@ from energon_pack.lengths.measure import measure_shards
 from energon_pack.lengths.method import Method, method_of_model
 from energon_pack.lengths.table_cache import chunks_of_pieces
 from energon_pack.pack import pack
-from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.progress import Progress
+from energon_pack.run.workshop import Workshop
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.templates.chat.jinja import environment
 from energon_pack.templates.full_processor import full_processor
@@ -53,11 +53,11 @@ def pings(tmp_path: Path) -> Path:
 def measure(source: Path, processor: Path, cache: Path) -> tuple[list[int], Method]:
     """Measure a source; return the lengths in order, and their method."""
     with LocalExecutor(1) as executor:
-        run = Run(executor, Progress(quiet=True), cache)
+        workshop = Workshop(executor, Progress(quiet=True), cache)
         settings = of_model("text", processor, chat_template=LOOKING)
-        method = method_of_model(settings, ReadSettings(), "auto", run)
-        indexed = index_shards(find_shards(str(source)).shards, False, 0, run)
-        measured = measure_shards(indexed, method, run)
+        method = method_of_model(settings, ReadSettings(), "auto", workshop)
+        indexed = index_shards(find_shards(str(source)).shards, False, 0, workshop)
+        measured = measure_shards(indexed, method, workshop)
         [chunk] = chunks_of_pieces(enumerate(item.pieces for item in measured))
         return chunk.read()["token_len"].to_pylist(), method
 
@@ -194,8 +194,12 @@ def test_what_a_template_would_read_of_a_record_is_named(demo: tuple[Path, Path]
         ("{{ tool_choice }}{{ calm }}" + CHATML, ["tool_choice", "chat_template_kwargs.clam"]),
     ):
         with LocalExecutor(1) as executor:
-            run = Run(executor, Progress(quiet=True), cache)
-            method = method_of_model(of_model("text", demo[1], chat_template=template), ReadSettings(), "auto", run)
-            measured = measure_shards(index_shards(find_shards(str(source)).shards, False, 0, run), method, run)
+            workshop = Workshop(executor, Progress(quiet=True), cache)
+            method = method_of_model(
+                of_model("text", demo[1], chat_template=template), ReadSettings(), "auto", workshop
+            )
+            measured = measure_shards(
+                index_shards(find_shards(str(source)).shards, False, 0, workshop), method, workshop
+            )
             [chunk] = chunks_of_pieces(enumerate(item.pieces for item in measured))
             assert chunk.read()["unknown_keys"].to_pylist() == [expected, None]

@@ -32,9 +32,9 @@ from energon_pack.lengths.measure import LengthsWrong, MeasuredShard, measure_sh
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import chunks_of_pieces
 from energon_pack.pack import pack
-from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.progress import Progress
+from energon_pack.run.workshop import Workshop
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.templates.processor import prepare_template
@@ -58,8 +58,10 @@ def measured(demo: tuple[Path, Path], cache: Path, tmp_path: Path) -> tuple[list
         kept.unlink()
     method = Method(folder, ReadSettings())
     with LocalExecutor(1) as executor:
-        run = Run(executor, Progress(quiet=True), tmp_path)
-        return measure_shards(index_shards(find_shards(str(demo[0])).shards, False, 0, run), method, run), method
+        workshop = Workshop(executor, Progress(quiet=True), tmp_path)
+        return measure_shards(
+            index_shards(find_shards(str(demo[0])).shards, False, 0, workshop), method, workshop
+        ), method
 
 
 def job_of(measured: list[MeasuredShard], method: Method, share: float = 0.05) -> AuditJob:
@@ -86,7 +88,7 @@ def test_one_wrong_length_stops_the_run(measured: tuple[list[MeasuredShard], Met
     running: Future[Audit] = Future()
     running.set_result(found)
     with pytest.raises(LengthsWrong, match=r"measure\.verify: .* as measured, by model\.template=qwen_vl"):
-        finish(StartedAudit(method, tmp_path / "kept", running), Run(LocalExecutor(), Progress(), tmp_path))
+        finish(StartedAudit(method, tmp_path / "kept", running), Workshop(LocalExecutor(), Progress(), tmp_path))
 
 
 def test_lengths_that_are_wrong_are_forgotten(
@@ -128,11 +130,11 @@ def test_a_sweep_asks_the_full_processor_once(
     monkeypatch.setattr("energon_pack.lengths.audit._full_processor", lambda _: (None, "no torchvision"))
     monkeypatch.setattr("energon_pack.lengths.audit._difference", lambda *_: "")
     with LocalExecutor(1) as executor:
-        run = Run(executor, Progress(quiet=True), tmp_path)
-        first = finish(start(shards, method, 0.05, 0, run), run)
-        assert finish(start(shards, method, 0.05, 0, run), run) == replace(first, is_known=True)
+        workshop = Workshop(executor, Progress(quiet=True), tmp_path)
+        first = finish(start(shards, method, 0.05, 0, workshop), workshop)
+        assert finish(start(shards, method, 0.05, 0, workshop), workshop) == replace(first, is_known=True)
         for others in ((shards[:1], method, 0.05, 0), (shards, method, 0.06, 0), (shards, method, 0.05, 1)):
-            assert not finish(start(*others, run), run).is_known
+            assert not finish(start(*others, workshop), workshop).is_known
         moved = [
             replace(item, pieces=[piece._replace(first_row=piece.first_row + 1) for piece in item.pieces])
             for item in shards
@@ -144,7 +146,7 @@ def test_a_sweep_asks_the_full_processor_once(
             kept.unlink()
         running: Future[Audit] = Future()
         running.set_result(Audit(3, 0, num_undecodable=1))
-        finish(replace(start(shards, method, 0.05, 0, run), future=running), run)
+        finish(replace(start(shards, method, 0.05, 0, workshop), future=running), workshop)
         assert not list(Path(method.template_folder).glob("audit-*"))
     assert (first.num_checked, first.num_unchecked, first.note) == (5, 11, "no torchvision")
 
@@ -166,15 +168,15 @@ def test_what_one_process_can_not_do_is_dealt(
     shards, method = measured
     monkeypatch.setattr("energon_pack.lengths.audit.chunks_of_pieces", partial(chunks_of_pieces, max_rows=1))
     with LocalExecutor(1) as executor:
-        run = Run(executor, Progress(quiet=True), tmp_path)
-        whole = start(shards, method, 0.05, 0, run)
+        workshop = Workshop(executor, Progress(quiet=True), tmp_path)
+        whole = start(shards, method, 0.05, 0, workshop)
         monkeypatch.setattr("energon_pack.lengths.audit._JOB_SAMPLES", 5)
-        dealt = start(shards, method, 0.05, 0, run)
+        dealt = start(shards, method, 0.05, 0, workshop)
         assert (len(whole.other_jobs), len(dealt.other_jobs)) == (0, 2)
-        assert finish(dealt, run) == finish(whole, run) == Audit(16, 0)
+        assert finish(dealt, workshop) == finish(whole, workshop) == Audit(16, 0)
         monkeypatch.setattr(Template, "tokens_of", lambda *_: TWO)
         with pytest.raises(LengthsWrong, match="other tokens: "):
-            finish(dealt, run)
+            finish(dealt, workshop)
 
 
 def test_a_run_says_what_was_verified(

@@ -22,9 +22,9 @@ from energon_pack.lengths.measure import measure_shards
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import chunks_of_pieces
 from energon_pack.pack import pack
-from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.progress import Progress
+from energon_pack.run.workshop import Workshop
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.find import make_shard
 from energon_pack.sources.tar import num_tar_bytes
@@ -43,9 +43,9 @@ def measure(demo: tuple[Path, Path], cache: Path, tmp_path: Path):  # type: igno
     def measure(source: Path, settings: ReadSettings | None = None, **more: Any):  # type: ignore[no-untyped-def]
         num_workers, keep, limit = more.get("num_workers", 1), more.get("keep", False), more.get("limit")
         with LocalExecutor(num_workers) as executor:
-            run = Run(executor, Progress(quiet=True), tmp_path / "cache")
-            indexed = index_shards(find_shards(str(source)).shards, keep, 0, run)
-            return measure_shards(first_samples(indexed, limit), Method(folder, settings or ReadSettings()), run)
+            workshop = Workshop(executor, Progress(quiet=True), tmp_path / "cache")
+            indexed = index_shards(find_shards(str(source)).shards, keep, 0, workshop)
+            return measure_shards(first_samples(indexed, limit), Method(folder, settings or ReadSettings()), workshop)
 
     return measure
 

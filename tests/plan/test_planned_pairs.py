@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from energon_pack.config import Overlong, PackConfig
 from energon_pack.config.compose import compose_config
+from energon_pack.config.stage_settings import StageSettings
 from energon_pack.dataset.skipped_file import ledger_entries
 from energon_pack.errors import PackError
 from energon_pack.plan.epoch_draws import draw_samples
@@ -24,7 +25,7 @@ from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.progress import Progress
 from energon_pack.samples.settings import Take
 from energon_pack.stages.measuring import Measured, index_source, measure_source, prepare_method
-from energon_pack.stages.pack_run import begin_run
+from energon_pack.stages.places import find_places
 from energon_pack.steps.topology import Topology
 from energon_pack.verify import Options, verify
 from energon_pack.verify.pack_checks import check_pairs
@@ -44,8 +45,12 @@ def measured(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.Temp
     config.source = replace(config.source, take=Take.both)
     config.output.splits.val = 0.2
     with LocalExecutor(1) as executor:
-        run = begin_run(config, executor, Progress())
-        return measure_source(run, index_source(run), prepare_method(run))
+        places = find_places(config)
+        source, workshop = places.source, places.workshop(executor, Progress())
+        settings = StageSettings.of(config, source, places.processor)
+        method = prepare_method(settings.method, workshop)
+        indexed = index_source(source.shards, False, config.seed, workshop)
+        return measure_source(source, indexed, method, settings.lengths, workshop)
 
 
 PACKING = st.builds(

@@ -16,8 +16,8 @@ import pytest
 from energon_pack.config import ExecutorConfig, ExecutorKind, PackConfig
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.pack import pack
-from energon_pack.run.context import executor_of
 from energon_pack.run.executors import Folder, admission
+from energon_pack.run.workshop import executor_of
 from support.jobs import (
     about,
     die,

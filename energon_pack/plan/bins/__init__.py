@@ -16,7 +16,7 @@ from energon_pack.plan.bins.balanced import balance
 from energon_pack.plan.bins.capped import pack_capped
 from energon_pack.plan.bins.drawn import drawn_fit
 from energon_pack.plan.bins.exact import exact_fit
-from energon_pack.plan.bins.greedy import best_fit_decreasing, first_fit_decreasing
+from energon_pack.plan.bins.greedy import best_fit_decreasing
 from energon_pack.plan.bins.planned_bins import (
     Bins,
     SameBins,
@@ -111,10 +111,8 @@ def _pack_lengths(lens: Ints, capacity: int, algorithm: Algorithm, seed: int) ->
         return group_by_bin(bins_of(exact) if bin_of is None else bin_of[::-1], items, seed)
     if algorithm == Algorithm.optimal:
         runs = _fewest_bins(histogram, capacity, bound, bound, seed)
-    elif algorithm == Algorithm.best_fit_decreasing:
-        runs = best_fit_decreasing(histogram, capacity)
     else:
-        runs = first_fit_decreasing(histogram, capacity)
+        runs = best_fit_decreasing(histogram, capacity)
     return group_by_bin(bins_of(runs), items, seed)
 
 

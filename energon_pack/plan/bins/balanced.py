@@ -250,7 +250,7 @@ def _content_of_gap(stock: RemainingItems, gap: int) -> dict[int, int]:
             is_wide = gap > 3 * stock.largest
             length = stock.any_within(gap) if is_wide else stock.largest_within(gap)
             more = (length,) if length else ()
-        together = stock.with_more(content, more)
+        together = stock.with_added_lengths(content, more)
         if together is None:
             break
         content = together

@@ -54,7 +54,7 @@ class RemainingItems:
             most = min(most, self._counts[length] // copies)
         return most
 
-    def with_more(self, content: dict[int, int], more: tuple[int, ...]) -> dict[int, int] | None:
+    def with_added_lengths(self, content: dict[int, int], more: tuple[int, ...]) -> dict[int, int] | None:
         """Add the lengths `more` to a bin's content (length → copies); None: `more` is empty, or too few are left."""
         together = dict(content)
         for length in more:
@@ -154,7 +154,7 @@ def exact_fit(histogram: Ints, capacity: int, seed: int) -> list[SameBins]:
 def _complete_bin(stock: RemainingItems, gap: int, content: dict[int, int]) -> dict[int, int]:
     """Add items to a bin's content (length → copies) until nothing fits its gap, exactly if possible."""
     while gap:
-        completed = stock.with_more(content, stock.find_exact(gap))
+        completed = stock.with_added_lengths(content, stock.find_exact(gap))
         if completed:
             return completed
         length = stock.largest_within(gap)

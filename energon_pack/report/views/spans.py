@@ -80,7 +80,7 @@ def vocabulary_of(template: "Template") -> Vocabulary:
 
 def with_tokens(view: MemberView, tokens: MemberTokens, vocabulary: Vocabulary) -> MemberView:
     """Add the tokens of a member to its view: spans, exact counts, and the tokens of each medium."""
-    media = [*_as_seen(view.media, tokens.media)]
+    media = [*_media_as_seen(view.media, tokens.media)]
     visual = [number for kind, number in vocabulary.feature_ids.items() if KINDS[kind].is_visual]
     return replace(
         view,
@@ -96,7 +96,7 @@ def with_tokens(view: MemberView, tokens: MemberTokens, vocabulary: Vocabulary) 
     )
 
 
-def _as_seen(media: Sequence[Medium], seen: Sequence[SeenMedium]) -> Iterator[Medium]:
+def _media_as_seen(media: Sequence[Medium], seen: Sequence[SeenMedium]) -> Iterator[Medium]:
     """Yield the media as a model sees them; a list of frames becomes one video, with the picture of its first frame."""
     parts = iter(media)
     for medium in seen:

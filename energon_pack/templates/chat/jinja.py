@@ -49,7 +49,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
 
-class _Dict:
+class _SafeDict:
     """`dict` in a template: it can be called, but gives no access to Python's own."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
@@ -100,7 +100,7 @@ def environment(today: str = DEFAULT_DATE) -> ImmutableSandboxedEnvironment:
     jinja.globals["raise_exception"] = _raise_exception
     jinja.globals["strftime_now"] = date.fromisoformat(today).strftime
     jinja.filters["random"] = jinja.globals["lipsum"] = _refuse_randomness
-    jinja.globals["dict"] = _Dict()
+    jinja.globals["dict"] = _SafeDict()
     jinja.globals["namespace"] = _Namespace
     return jinja
 

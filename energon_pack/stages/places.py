@@ -1,10 +1,11 @@
-"""Begin a run: find all places that it reads and writes, and check them before any work."""
+"""Find all places that a run reads and writes, and check them before any work."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from energon_pack.config import Format, MediaIn, PackConfig
+from energon_pack.config import Format, LabelsConfig, ModelConfig, PackConfig
 from energon_pack.config.naming import are_same_settings, content_of, content_settings
 from energon_pack.config.output_dir import cache_address, cache_folder, destination_of, may_overwrite, publishes
 from energon_pack.dataset.destination import published_report, refuse_unwritable_folder
@@ -13,10 +14,10 @@ from energon_pack.dataset.in_store import refuse_unwritable_address
 from energon_pack.errors import PackError
 from energon_pack.run.address import local_paths
 from energon_pack.run.console import say
-from energon_pack.run.context import Mirror, Run
 from energon_pack.run.executors import Executor, Folder
 from energon_pack.run.files import naming_full_disk
 from energon_pack.run.progress import Progress
+from energon_pack.run.workshop import Mirror, Workshop
 from energon_pack.sources.demo import NUM_SAMPLES, make_demo
 from energon_pack.sources.find import Source
 from energon_pack.sources.source_path import find_source
@@ -26,35 +27,35 @@ from energon_pack.templates.settings import overridden_labels
 _MAX_CHECKED_FOLDERS = 32  # folders of the source that each worker checks
 
 
-@dataclass(frozen=True, kw_only=True)
-class PackRun(Run):
-    """A run with its config, the places that it reads and writes, and the executor that does its work."""
+@dataclass(frozen=True)
+class Places:
+    """The places that a run reads and writes."""
 
-    config: PackConfig
     source: Source
     processor: str  # folder or hub id
     destination: DatasetInFolder
+    cache_dir: Path
+    mirror: Mirror | None = None  # for a cache on an object store
     #: report.json of a published dataset of this name and settings; if its source is the same, nothing is written
     published: dict[str, Any] | None = None
 
-    @property
-    def media_root(self) -> str | None:
-        """Return the place of the source, if packs refer to media in it; None if packs hold their media."""
-        return self.source.root if self.config.output.media is MediaIn.reference else None
+    def workshop(self, executor: Executor, progress: Progress) -> Workshop:
+        """Return the workshop of a run that has its cache here."""
+        return Workshop(executor, progress, self.cache_dir, self.mirror)
 
     @property
     def shared_folders(self) -> list[Folder]:
         """Return the folders that all machines of the run have to see: cache, output and source."""
         media = set(map(Path, local_paths(self.source.media_places)))
         read = sorted(self.source.folders | self.source.parent_folders | media)[:_MAX_CHECKED_FOLDERS]
-        written = (("cache_dir", self.cache()), ("output.dir", self.destination.final.parent))
+        written = (("cache_dir", self.cache_dir), ("output.dir", self.destination.final.parent))
         return [
             *(Folder(knob, folder, True) for knob, folder in written),
             *(Folder("source.path", folder, False) for folder in read),
         ]
 
 
-def begin_run(config: PackConfig, executor: Executor, progress: Progress) -> PackRun:
+def find_places(config: PackConfig) -> Places:
     """Find the places that a run reads and writes, and check them; make the built-in demo if there is no source.
 
     Raises:
@@ -62,9 +63,9 @@ def begin_run(config: PackConfig, executor: Executor, progress: Progress) -> Pac
     """
     destination, output_dir = destination_of(config), config.output.dir
     cache_dir, address = cache_folder(config.cache_dir, output_dir), cache_address(config.cache_dir, output_dir)
-    published = (
-        _published_with_these_settings(config, destination) if publishes(config) and not may_overwrite(config) else None
-    )
+    published = None
+    if publishes(config) and not may_overwrite(config):
+        published = _published_report(destination, content_settings(config))
     if publishes(config) and published is None:
         destination.refuse_existing(may_overwrite(config))
     source, processor = _find_source(config, cache_dir)
@@ -80,24 +81,15 @@ def begin_run(config: PackConfig, executor: Executor, progress: Progress) -> Pac
         destination.refuse_unwritable()
     else:
         refuse_unwritable_folder("output.dir", destination.final.parent)  # the page lies there
-    return PackRun(
-        executor=executor,
-        progress=progress,
-        cache_dir=cache_dir,
-        mirror=None if address is None else Mirror(address, cache_dir),
-        config=config,
-        source=source,
-        processor=processor,
-        destination=destination,
-        published=published,
-    )
+    mirror = None if address is None else Mirror(address, cache_dir)
+    return Places(source, processor, destination, cache_dir, mirror, published)
 
 
-def _published_with_these_settings(config: PackConfig, destination: DatasetInFolder) -> dict[str, Any] | None:
-    """Return report.json of the published dataset, if its content settings are those of this run; else None."""
+def _published_report(destination: DatasetInFolder, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return report.json of the published dataset, if it has these content settings; else None."""
     report = published_report(destination.place)
     try:
-        is_equal = report and are_same_settings(content_of(report["config"]), content_settings(config))
+        is_equal = report and are_same_settings(content_of(report["config"]), settings)
         return report if is_equal else None
     except (KeyError, TypeError):  # another version wrote it, with other settings
         return None
@@ -111,31 +103,31 @@ def _find_source(config: PackConfig, cache_dir: Path) -> tuple[Source, str]:
             f"source={config.source.format} needs source.path: a folder, a file, a glob, a meta file, or a list of them"
         )
     if config.source.is_demo:
-        path, processor = _make_demo(config, cache_dir)
+        path, processor = _make_demo(config.model, cache_dir)
     else:
         processor = config.model.path_or_hub_id()
         refuse_missing_folder(processor)
     source = find_source(config.source, path)
     if source.repeated_line:
         say(source.repeated_line)
-    _check_labels(config, source)
+    _check_labels(config.labels, source)
     return source, processor
 
 
-def _check_labels(config: PackConfig, source: Source) -> None:
+def _check_labels(labels: LabelsConfig, source: Source) -> None:
     """Raise PackError if the labels of a mixture's entry make no sense: none of its samples could be trained."""
     for entry in source.mixture.entries if source.mixture else ():
         try:
-            overridden_labels(config.labels, entry.own.get("labels") or {})
+            overridden_labels(labels, entry.own.get("labels") or {})
         except PackError as error:
             raise PackError(f"mixture: {entry.name}: {error}") from None
 
 
-def _make_demo(config: PackConfig, cache_dir: Path) -> tuple[str, str]:
+def _make_demo(model: ModelConfig, cache_dir: Path) -> tuple[str, str]:
     """Make the built-in demo; return its source and processor, or the processor that the user gave."""
-    processor_given = config.model.processor
-    if processor_given is None and config.model.template != "qwen_vl":
-        raise PackError(f"the built-in demo is for qwen2_5_vl; +model={config.model.name} needs source.path")
+    processor_given = model.processor
+    if processor_given is None and model.template != "qwen_vl":
+        raise PackError(f"the built-in demo is for qwen2_5_vl; +model={model.name} needs source.path")
     with naming_full_disk("cache_dir", cache_dir):
         source, built_in = make_demo(cache_dir / "demo")
     with_processor = (

@@ -54,7 +54,7 @@ class Mirror:
 
 
 @dataclass(frozen=True)
-class Run:
+class Workshop:
     """What every stage gets: the executor, the progress display, and the cache that later runs read, too."""
 
     executor: Executor

@@ -1,0 +1,122 @@
+"""The settings that each stage of a run reads, picked from the whole config: a stage is a function of these."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from energon_pack.config.naming import content_settings
+from energon_pack.config.schema import MediaIn, PackConfig
+from energon_pack.plan.settings import PackingConfig, Share
+from energon_pack.plan.splits import split_shares
+from energon_pack.run.plain_data import plain
+from energon_pack.samples.flavors.base import PackedFlavor
+from energon_pack.samples.settings import ReadSettings, Take
+from energon_pack.sources.find import Source
+from energon_pack.sources.media_map import MediaMap, media_map_of
+from energon_pack.sources.mixture import Mixture
+from energon_pack.sources.settings import OnDamaged
+from energon_pack.templates.settings import LabelsConfig, TemplateSettings
+
+
+@dataclass(frozen=True)
+class MethodSettings:
+    """How samples are read and rendered, and how their tokens are counted."""
+
+    template: TemplateSettings
+    read: ReadSettings
+    engine: str  # the library that counts tokens
+    with_beginnings: bool  # for `packing.share`: beginnings are hashed
+    mixture: Mixture | None  # of the source, whose entries may be meant for so many tiles
+    keep_damaged: bool  # samples whose media lie in a damaged file are left out; if False, the run ends
+
+
+@dataclass(frozen=True)
+class LengthSettings:
+    """Which samples are measured, and what else is counted of them."""
+
+    limit: int | None  # how many first samples to take
+    takes_pairs: bool  # both sides of preference data
+    labels: LabelsConfig
+    media_map: MediaMap
+    flavor: PackedFlavor  # the form of the packs' JSON, which has the samples' types
+    shares: tuple[float, ...]  # of the samples, by split
+    verify: float  # share of the lengths from which drawn videos are decoded again
+    seed: int
+
+
+@dataclass(frozen=True)
+class PlanSettings:
+    """Which samples share a pack, and which packs a shard."""
+
+    packing: PackingConfig
+    labels: LabelsConfig
+    shares: tuple[float, ...]  # of the samples, by split
+    max_shard_packs: int
+    max_shard_bytes: float
+    seed: int
+    content: dict[str, dict[str, Any]]  # all settings that the bytes of the shards depend on
+
+
+@dataclass(frozen=True)
+class ShardSettings:
+    """How the samples of a plan are read again, and the form in which they are written."""
+
+    prefix: str  # the beginning of the shards' names
+    read: ReadSettings
+    engine: str  # the library that counts tokens
+    flavor: PackedFlavor
+    has_messages: bool  # the JSON of packs holds the conversations
+    media_root: str | None  # the place of the source, whose media packs refer to; None: packs hold their media
+
+
+@dataclass(frozen=True)
+class StageSettings:
+    """The settings of all stages."""
+
+    method: MethodSettings
+    lengths: LengthSettings
+    plan: PlanSettings
+    shards: ShardSettings
+
+    @classmethod
+    def of(cls, config: PackConfig, source: Source, processor: str) -> "StageSettings":
+        """Pick the settings from a config; `source` and `processor` (folder or hub id) are those that it names."""
+        model, labels, output = replace(config.model, processor=processor), config.labels, config.output
+        read, engine, flavor = config.source.reading, config.measure.engine.value, config.flavor()
+        shares = split_shares(plain(output.splits))
+        return cls(
+            MethodSettings(
+                template=TemplateSettings(model, config.media, labels.as_labels),
+                read=read,
+                engine=engine,
+                with_beginnings=config.packing.share is not Share.none,
+                mixture=source.mixture,
+                keep_damaged=config.source.on_damaged is OnDamaged.keep,
+            ),
+            LengthSettings(
+                limit=config.source.limit,
+                takes_pairs=config.source.take is Take.both,
+                labels=labels,
+                media_map=media_map_of(config.source.media_map),
+                flavor=flavor,
+                shares=shares,
+                verify=config.measure.verify,
+                seed=config.seed,
+            ),
+            PlanSettings(
+                packing=config.packing,
+                labels=labels,
+                shares=shares,
+                max_shard_packs=output.max_shard_packs,
+                max_shard_bytes=output.max_shard_bytes,
+                seed=config.seed,
+                content=content_settings(config),
+            ),
+            ShardSettings(
+                prefix=output.shard_prefix,
+                read=read,
+                engine=engine,
+                flavor=flavor,
+                has_messages=output.messages,
+                media_root=source.root if output.media is MediaIn.reference else None,
+            ),
+        )
