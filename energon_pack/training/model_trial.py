@@ -169,7 +169,7 @@ def run_change(
         is_short = any(one.dtype != torch.float32 for one in pending.part.parameters())
         tolerance = BF16_TOLERANCE if is_short or torch.is_autocast_enabled() else _EXPERT_TOLERANCE
         block = AVERAGED_TOKENS
-    values = yield from run({**unchanged, **edits.others} if edits else unchanged, routing and Routing(routing))
+    values = yield from run(unchanged | edits.inputs if edits else unchanged, routing and Routing(routing))
 
     def moved(members: Sequence[MemberPlaces], other: Tensor) -> float:
         return max_or_nan(max_difference(one.cut(as_is), one.cut(other), block) for one in members)

@@ -35,10 +35,6 @@ class MemberSpan:
     start: int
     end: int
 
-    def cut(self, values: Tensor) -> Tensor:
-        """Return the member's part [L, …] of values [B, S, …]."""
-        return values[self.row, self.start : self.end]
-
 
 @dataclass(frozen=True)
 class PlacedSample:
@@ -125,7 +121,8 @@ def spans_of(tokens: Tensor, begins: Tensor, real: Tensor) -> list[MemberSpan]:
         for start, end in pairwise([*starts, tokens.shape[1]]):
             places = (start + real[row, start:end].nonzero().flatten()).tolist() or [start]
             span = MemberSpan(row, places[0], places[-1] + 1)
-            if bool((span.cut(tokens) == span.cut(tokens)[:1]).all()):
+            own = tokens[row, span.start : span.end]
+            if bool((own == own[:1]).all()):
                 continue
             if span.end - span.start != len(places):
                 raise MixingError(f"attention_mask has holes in the member from token {span.start} of row {row} on")

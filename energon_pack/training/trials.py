@@ -46,6 +46,7 @@ from energon_pack.training.restored_model import (
     without_dropout,
 )
 from energon_pack.training.schedule import MOST, Extent, Situation, situation_of, sizes_of
+from energon_pack.training.trial_inputs import without_loss
 from energon_pack.training.tried_batch import OtherInputs, TriedBatch, refuse_labels
 
 if TYPE_CHECKING:
@@ -226,7 +227,8 @@ class Trials:
             return None
         runs: Sequence[RunInputs] = compared.runs if compared else ()
         if edits and (is_moved or not runs):
-            runs = (edits.unchanged, edits.same), (edits.others, edits.same)
+            unchanged = without_loss(pending.inputs)
+            runs = (unchanged, edits.same), (unchanged | edits.inputs, edits.same)
         pending.before_run(0)
         with without_dropout(pending.part), full_precision():
             return mixing_part(pending.part, pending.call, runs, SUM_TOLERANCE)
