@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from energon_pack.training.forward_inputs import MixingError, branch_starts, text_positions
-from energon_pack.training.recording import tokens_of
+from energon_pack.training.forward_inputs import MixingError, branch_starts, text_positions, tokens_of
 from energon_pack.training.trial_inputs import MemberSpan, members_of, spans_of
 
 #: a member as its user gives it: its number of tokens, or its `tokens` and its rows of each media input

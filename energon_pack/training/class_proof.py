@@ -11,7 +11,7 @@ from energon_pack.training.encoded import IGNORE, Encoded, Member
 from energon_pack.training.finding import Proof
 from energon_pack.training.forward_inputs import MixingError, attention_of
 from energon_pack.training.model_wrappers import class_of
-from energon_pack.training.probe_batches import ProbeSamples, ProbeTree
+from energon_pack.training.probe_batches import ProbeSamples
 from energon_pack.training.proof import find_remedy, part_kinds_of, prove
 
 _log = logging.getLogger(__name__)
@@ -41,7 +41,6 @@ class ClassProof:
     samples: Sequence[Encoded]
     #: the test with trees; None: the encoder's packs have none
     tree_proof: Proof | None = None
-    tree_samples: ProbeTree | None = None
 
     @property
     def max_row_len(self) -> int | None:
@@ -82,7 +81,7 @@ def prove_class(model: Any, encoder: Encoder | None, is_trusted: bool) -> ClassP
     of_trees = proved(tree, "")
     lacks = "is not shown to train on trees as on their samples alone"
     _refuse_unproven(model, lacks, of_trees, tree, attention, longest, is_trusted)
-    return ClassProof(proofs, samples, of_trees[-1], tree)
+    return ClassProof(proofs, samples, of_trees[-1])
 
 
 def _refuse_unproven(
@@ -106,12 +105,9 @@ def _refuse_unproven(
 
 def _random_texts(vocabulary: int) -> list[Encoded]:
     generator = torch.Generator().manual_seed(0)
-    first = min(10, vocabulary // 2)
-    lengths = (19, 24, 16)
-    return [_text_sample(torch.randint(first, vocabulary, (length,), generator=generator)) for length in lengths]
-
-
-def _text_sample(ids: torch.Tensor) -> Encoded:
-    """Return a text sample of token ids [L], trained on all but the first."""
-    zeros, labels = torch.zeros_like(ids), torch.cat([torch.full((1,), IGNORE), ids[1:]])
-    return Encoded("text", Member(ids, labels, zeros))
+    texts = []
+    for length in (19, 24, 16):
+        ids = torch.randint(min(10, vocabulary // 2), vocabulary, (length,), generator=generator)
+        labels = torch.cat([torch.full((1,), IGNORE), ids[1:]])
+        texts.append(Encoded("text", Member(ids, labels, torch.zeros_like(ids))))
+    return texts

@@ -32,8 +32,9 @@ from energon_pack.training.finding import (
     gradients_of,
     worst_outputs,
 )
+from energon_pack.training.forward_inputs import tokens_of
 from energon_pack.training.layout import IGNORE, loss_weights
-from energon_pack.training.recording import RunValues, run_and_record, tokens_of
+from energon_pack.training.recording import RunValues, run_and_record
 from energon_pack.training.trial_inputs import PlacedSample, Probe, differentiable_copies
 
 

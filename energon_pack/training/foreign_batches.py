@@ -10,8 +10,8 @@ from torch import Tensor
 
 from energon_pack.training.batch_members import MemberPlaces, MemberSizes, member_places, read_members
 from energon_pack.training.forward_inputs import MixingError, attention_of, check_inputs, mask_kind_of
+from energon_pack.training.guarded_calls import InputCheck
 from energon_pack.training.model_wrappers import class_of
-from energon_pack.training.recording import InputCheck
 from energon_pack.training.trials import Door, Trials
 
 _log = logging.getLogger(__name__)

@@ -152,10 +152,15 @@ def _check_trees(inputs: Mapping[str, Any], attention: str | None, row: Tensor, 
                 raise MixingError(f"attention_mask[{name!r}] lets token {place} see the branch before it")
 
 
+def tokens_of(inputs: Mapping[str, Any]) -> Tensor:
+    """Return the token ids [B, S]; without any, the embeddings [B, S, width]."""
+    tokens: Tensor = inputs["inputs_embeds"] if inputs.get("input_ids") is None else inputs["input_ids"]
+    return tokens
+
+
 def text_positions(inputs: Mapping[str, Any], positions: Tensor) -> Tensor:
     """Return the positions [B, S] that restart with each member: `positions` [B, S], or the first of [4, B, S]."""
-    ids = inputs.get("input_ids")
-    shape = ids.shape if ids is not None else inputs["inputs_embeds"].shape[:2]
+    shape = tokens_of(inputs).shape[:2]
     if positions.dim() == 3 and positions.shape[0] == 3:
         raise MixingError(
             "position_ids [3, B, S] have no text row: the model needs [4, B, S] to see where members begin"

@@ -25,8 +25,8 @@ from energon_pack.training.forward_inputs import (
     mask_kind_of,
     text_positions,
 )
+from energon_pack.training.guarded_calls import InputCheck, hook_calls
 from energon_pack.training.model_wrappers import class_of, is_transformers_model, unwrapped
-from energon_pack.training.recording import InputCheck, hook_calls
 from energon_pack.training.trial_inputs import members_of
 
 if TYPE_CHECKING:

@@ -87,7 +87,7 @@ def _inner_values(name: str, value: Any, is_part: bool) -> Iterator[tuple[str, A
         yield from ((f"{name} ({key})", one) for key, one in _closure(value))
     elif isinstance(value, Tensor):
         yield from ((f"{name}.{key}", one) for key, one in vars(value).items() if _is_own(value))
-        if value.is_leaf and value.requires_grad:
+        if value.requires_grad:
             yield from ((f"a hook of {name}", hook) for hook in (value._backward_hooks or {}).values())
     elif is_part or _is_own(value):
         for key, one in vars(value).items():

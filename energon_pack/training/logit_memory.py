@@ -11,7 +11,7 @@ import torch
 from torch.nn import Module
 
 from energon_pack.errors import format_bytes
-from energon_pack.training.recording import tokens_of
+from energon_pack.training.forward_inputs import tokens_of
 
 #: bytes for each logit of a step: the logits, and in float32 their softmax and both gradients; without gradients
 _LOGIT_BYTES, _LOGIT_BYTES_WITHOUT_GRADIENTS = 16, 8

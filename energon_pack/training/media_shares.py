@@ -10,8 +10,8 @@ from torch import Tensor
 
 from energon_pack.training.batch_members import MemberPlaces, MemberSizes, is_layout_input
 from energon_pack.training.encoded import TOLD_MEDIA_LENS
+from energon_pack.training.forward_inputs import tokens_of
 from energon_pack.training.model_wrappers import configs_in
-from energon_pack.training.recording import tokens_of
 from energon_pack.training.trial_inputs import SOUND_INPUTS
 
 if TYPE_CHECKING:

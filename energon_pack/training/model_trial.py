@@ -24,8 +24,9 @@ from energon_pack.training.batch_members import MemberPlaces
 from energon_pack.training.comparison import AVERAGED_TOKENS
 from energon_pack.training.expert_routing import Routing, has_experts, use_routing
 from energon_pack.training.finding import Finding, max_difference, max_or_nan, token_variation
-from energon_pack.training.recording import hooked, sketch_of, token_values_of, tokens_of
-from energon_pack.training.trial_inputs import without_loss
+from energon_pack.training.forward_inputs import tokens_of
+from energon_pack.training.recording import hooked, sketch_of, token_values_of
+from energon_pack.training.trial_inputs import with_all_logits, without_loss
 from energon_pack.training.tried_batch import OtherInputs
 
 #: shares of a change that count as rounding: of sums in another order, and of experts whose choices no `topk` shows
@@ -59,6 +60,8 @@ class PendingForward:
     before_run: Callable[[int], None]
     #: says whether a flag is true on any rank
     on_any_rank: Callable[[bool], bool]
+    #: whether it is compiled
+    is_compiled: bool = False
 
 
 @dataclass(frozen=True)
@@ -149,18 +152,24 @@ def run_change(
 ) -> Generator[RequestedRun, None, OutputChange | None]:
     """Run a batch unchanged, then with the others in `edits`; yield each run, return how far outputs moved.
 
-    Without `edits` on this rank, while others have some, it runs unchanged as often.
+    Without `edits` on this rank, while others have some, it runs unchanged as often. Compiled code runs with its
+    labels, in the graph that the training takes.
     """
     routing = Routing() if has_experts(pending.part) else None
     run = partial(_run, pending)
-    unchanged = without_loss(pending.inputs)
-    as_is = yield from run(unchanged, routing)
+    unchanged = with_all_logits(pending.inputs) if pending.is_compiled else without_loss(pending.inputs)
+    try:
+        as_is = yield from run(unchanged, routing)
+    except ValueError:
+        if not pending.is_compiled:
+            raise
+        return (yield from run_change(replace(pending, is_compiled=False), edits))  # a fused loss makes no logits
     tolerance, block = SUM_TOLERANCE, 1
     if routing is not None and not routing.has_choices:
         is_short = any(one.dtype != torch.float32 for one in pending.part.parameters())
         tolerance = BF16_TOLERANCE if is_short or torch.is_autocast_enabled() else _EXPERT_TOLERANCE
         block = AVERAGED_TOKENS
-    values = yield from run(edits.others if edits else unchanged, routing and Routing(routing))
+    values = yield from run(unchanged | edits.inputs if edits else unchanged, routing and Routing(routing))
 
     def moved(members: Sequence[MemberPlaces], other: Tensor) -> float:
         return max_or_nan(max_difference(one.cut(as_is), one.cut(other), block) for one in members)

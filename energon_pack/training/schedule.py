@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from energon_pack.training.batch_members import MemberPlaces, is_layout_input
-from energon_pack.training.recording import tokens_of
+from energon_pack.training.batch_members import MemberPlaces
+from energon_pack.training.forward_inputs import tokens_of
+from energon_pack.training.media_shares import media_inputs
 
 #: members of a trial: the first one in a situation, the second one, one of new sizes, and each later one
 MOST, _SOME, _OF_NEW_SIZES, _FEW = 16, 8, 4, 2
@@ -182,11 +183,6 @@ def sizes_of(model: Module, inputs: Mapping[str, Any], members: Sequence[MemberP
     rows, width = tokens_of(inputs).shape[:2]
     lengths = [len(one.places) for one in members]
     trained = next((one for one in model.parameters() if one.requires_grad), None)
-    media = {
-        name: _magnitude(len(value))
-        for name, value in inputs.items()
-        if isinstance(value, Tensor) and value.dim() and value.shape[:2] != (rows, width) and not is_layout_input(name)
-    }
     return {
         ("rows", min(rows, 4)),
         ("width", int(2 * math.log2(max(1, width)))),
@@ -196,7 +192,7 @@ def sizes_of(model: Module, inputs: Mapping[str, Any], members: Sequence[MemberP
         ("longest member", _magnitude(max(lengths, default=0))),
         ("is padded", sum(len(one.own) for one in members) < rows * width),
         ("has gradients", trained is not None and trained.grad is not None),
-        *media.items(),
+        *((name, _magnitude(len(value))) for name, value in media_inputs(inputs).items()),
     }
 
 

@@ -13,15 +13,12 @@ from torch import Tensor
 
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.encoded import Encoded
-from energon_pack.training.forward_inputs import MEDIA_KEYS, MixingError, text_positions
+from energon_pack.training.forward_inputs import MEDIA_KEYS, MixingError, text_positions, tokens_of
 from energon_pack.training.model_wrappers import configs_in
-from energon_pack.training.recording import tokens_of
 
-#: inputs that are left out: they make a model compute a loss, or logits of only some tokens, or no logits (TRL's
-#: `fused_lm_head`)
-_LOSS_INPUTS = (
-    "labels", "shift_labels", "num_items_in_batch", "logits_to_keep", "num_logits_to_keep", "fused_lm_head",
-)  # fmt: skip
+#: inputs that make a model compute a loss; and logits of only some tokens, or no logits (TRL's `fused_lm_head`)
+_LOSS_INPUTS = ("labels", "shift_labels", "num_items_in_batch")
+_LOGIT_INPUTS = ("logits_to_keep", "num_logits_to_keep", "fused_lm_head")
 _ID_NAMES = re.compile(r"\w*token_(id|ids|index)")
 TYPE_INPUTS = ("mm_token_type_ids", "token_type_ids")
 #: inputs whose names begin like this hold features of sounds
@@ -37,10 +34,6 @@ class MemberSpan:
     row: int
     start: int
     end: int
-
-    def cut(self, values: Tensor) -> Tensor:
-        """Return the member's part [L, …] of values [B, S, …]."""
-        return values[self.row, self.start : self.end]
 
 
 @dataclass(frozen=True)
@@ -75,7 +68,12 @@ class Probe:
 
 def without_loss(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the inputs without labels and others that make a model compute a loss, or leave out logits."""
-    return {name: value for name, value in inputs.items() if name not in _LOSS_INPUTS}
+    return {name: value for name, value in with_all_logits(inputs).items() if name not in _LOSS_INPUTS}
+
+
+def with_all_logits(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inputs without those that make a model leave out logits."""
+    return {name: value for name, value in inputs.items() if name not in _LOGIT_INPUTS}
 
 
 def flag_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,7 +121,8 @@ def spans_of(tokens: Tensor, begins: Tensor, real: Tensor) -> list[MemberSpan]:
         for start, end in pairwise([*starts, tokens.shape[1]]):
             places = (start + real[row, start:end].nonzero().flatten()).tolist() or [start]
             span = MemberSpan(row, places[0], places[-1] + 1)
-            if bool((span.cut(tokens) == span.cut(tokens)[:1]).all()):
+            own = tokens[row, span.start : span.end]
+            if bool((own == own[:1]).all()):
                 continue
             if span.end - span.start != len(places):
                 raise MixingError(f"attention_mask has holes in the member from token {span.start} of row {row} on")

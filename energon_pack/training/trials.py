@@ -14,7 +14,8 @@ from torch.nn import Module
 from energon_pack.training.batch_members import MemberPlaces, MemberSizes, member_places
 from energon_pack.training.comparison import RunOptions
 from energon_pack.training.expert_routing import has_experts
-from energon_pack.training.forward_inputs import MixingError, has_rope_rows, mask_kind_of
+from energon_pack.training.forward_inputs import MixingError, has_rope_rows, mask_kind_of, tokens_of
+from energon_pack.training.guarded_calls import is_compiled
 from energon_pack.training.masks import PROVEN_TOWERS
 from energon_pack.training.media_shares import media_shares, token_types
 from energon_pack.training.members_alone import (
@@ -36,7 +37,6 @@ from energon_pack.training.model_trial import (
     run_change,
 )
 from energon_pack.training.model_wrappers import class_of
-from energon_pack.training.recording import tokens_of
 from energon_pack.training.restored_model import (
     forward_suspended,
     full_precision,
@@ -46,6 +46,7 @@ from energon_pack.training.restored_model import (
     without_dropout,
 )
 from energon_pack.training.schedule import MOST, Extent, Situation, situation_of, sizes_of
+from energon_pack.training.trial_inputs import without_loss
 from energon_pack.training.tried_batch import OtherInputs, TriedBatch, refuse_labels
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ class Trials:
         place, compared = None, None
         try:
             with restored(part) as begin, forward_suspended(part) as call, kept_inputs(inputs):
-                pending = PendingForward(part, call, inputs, begin, self._on_any_rank)
+                pending = PendingForward(part, call, inputs, begin, self._on_any_rank, is_compiled(self._model))
                 change = None
                 if self._on_any_rank(edits is not None):
                     change = yield from run_change(pending, edits)
@@ -226,7 +227,8 @@ class Trials:
             return None
         runs: Sequence[RunInputs] = compared.runs if compared else ()
         if edits and (is_moved or not runs):
-            runs = (edits.unchanged, edits.same), (edits.others, edits.same)
+            unchanged = without_loss(pending.inputs)
+            runs = (unchanged, edits.same), (unchanged | edits.inputs, edits.same)
         pending.before_run(0)
         with without_dropout(pending.part), full_precision():
             return mixing_part(pending.part, pending.call, runs, SUM_TOLERANCE)

@@ -12,11 +12,10 @@ from torch.nn import Module
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.batch_members import MemberPlaces, is_layout_input
 from energon_pack.training.encoded import Encoded
-from energon_pack.training.forward_inputs import MixingError
+from energon_pack.training.forward_inputs import MixingError, tokens_of
 from energon_pack.training.layout import IGNORE, Member
 from energon_pack.training.media_shares import MediaShares
 from energon_pack.training.probe_batches import plain_inputs
-from energon_pack.training.recording import tokens_of
 from energon_pack.training.trial_inputs import (
     PlacedSample,
     Probe,
@@ -33,11 +32,10 @@ _REMADE = ("input_ids", "inputs_embeds", "labels", "shift_labels")
 
 @dataclass(frozen=True)
 class OtherInputs:
-    """A batch unchanged and with the words and media of some members replaced."""
+    """Other words and media of some members of a batch."""
 
-    unchanged: dict[str, Any]
-    #: the inputs with these replaced
-    others: dict[str, Any]
+    #: the inputs that hold these
+    inputs: dict[str, Any]
     #: the members that are replaced, and those that stay
     replaced: Sequence[MemberPlaces]
     same: Sequence[MemberPlaces]
@@ -57,11 +55,6 @@ class TriedBatch:
     #: [B, S]: see `token_types`
     types: Tensor | None
     random: Random
-
-    @property
-    def has_others(self) -> bool:
-        """Whether a row has two members that could see each other."""
-        return len({one.row for one in self.members}) < len(self.members)
 
     @property
     def _has_trees(self) -> bool:
@@ -185,26 +178,24 @@ class TriedBatch:
 
     def other_inputs(self) -> OtherInputs | None:
         """Replace words and media of a random half of the members; None: none can change while another stays."""
-        unchanged = without_loss(self.inputs)
-        is_word = self._is_word(unchanged)
+        is_word = self._is_word()
         changeable = [n for n, one in enumerate(self.members) if is_word is None or is_word[one.row, one.own].any()]
         replaced = self.random.sample(changeable, min((len(changeable) + 1) // 2, len(self.members) - 1))
-        tokens = self._other_words(unchanged, replaced, is_word) if replaced else None
+        tokens = self._other_words(replaced, is_word) if replaced else None
         if tokens is None:
             return None
         name = "inputs_embeds" if is_word is None else "input_ids"
         media = {} if self._has_trees else self._other_media(replaced)
         same = [one for number, one in enumerate(self.members) if number not in replaced]
         kind = "words and media" if media else "words"
-        others = {**unchanged, name: tokens, **media}
-        return OtherInputs(unchanged, others, [self.members[number] for number in replaced], same, kind)
+        return OtherInputs({name: tokens, **media}, [self.members[number] for number in replaced], same, kind)
 
-    def _is_word(self, inputs: Mapping[str, Any]) -> Tensor | None:
+    def _is_word(self) -> Tensor | None:
         """Return bool [B, S], the tokens that can be replaced: not special, not of a medium, not equal to a neighbour.
 
         None: there are no ids.
         """
-        ids = inputs.get("input_ids")
+        ids = self.inputs.get("input_ids")
         if ids is None:
             return None
         pad, same = torch.nn.functional.pad, ids[:, 1:] == ids[:, :-1]
@@ -212,9 +203,9 @@ class TriedBatch:
         is_word: Tensor = ~(pad(same, (1, 0)) | pad(same, (0, 1)) | torch.isin(ids, special))
         return is_word if self.types is None else is_word & (self.types == 0)
 
-    def _other_words(self, inputs: Mapping[str, Any], numbers: Sequence[int], is_word: Tensor | None) -> Tensor | None:
+    def _other_words(self, numbers: Sequence[int], is_word: Tensor | None) -> Tensor | None:
         """Return tokens in which words of these members are other words of the batch; None: it has one word."""
-        tokens = tokens_of(inputs).clone()
+        tokens = tokens_of(self.inputs).clone()
         words = None if is_word is None else tokens[is_word].unique()
         if words is not None and len(words) < 2:
             return None

@@ -22,7 +22,9 @@ from support.ports import free_ports
 from support.tiny import TEXT, make_batch, make_members, tf
 
 NUM_RANKS = 2
-WAYS = ("plain", "resharded", "guarded after", "bad on rank 1", "DDP", "FSDP1")
+#: each rank has all parameters while it tries, so it tries by itself
+ALONE = ("DDP", "FSDP1 of the whole model")
+WAYS = ("plain", "resharded", "guarded after", "bad on rank 1", "FSDP1", "FSDP1, flat parameters", *ALONE)
 
 
 def train(way: str, rank: int, first_batch: bool) -> tuple[Guard, list[Any], list[int]]:
@@ -38,10 +40,13 @@ def train(way: str, rank: int, first_batch: bool) -> tuple[Guard, list[Any], lis
     trained: Any = model
     if way == "DDP":
         trained = DistributedDataParallel(model)
-    elif way == "FSDP1":
+    elif way.startswith("FSDP1"):
         wraps = partial(transformer_auto_wrap_policy, transformer_layer_cls={type(model.model.layers[0])})
         trained = FullyShardedDataParallel(
-            model, auto_wrap_policy=wraps, use_orig_params=True, device_id=torch.device("cpu")
+            model,
+            auto_wrap_policy=None if way in ALONE else wraps,
+            use_orig_params=way != "FSDP1, flat parameters",
+            device_id=torch.device("cpu"),
         )
     else:
         mesh = init_device_mesh("cpu", (NUM_RANKS,))
@@ -60,7 +65,7 @@ def train(way: str, rank: int, first_batch: bool) -> tuple[Guard, list[Any], lis
         is_gathered = not isinstance(model.lm_head.weight, DTensor)  # a loss of one's own may call it
         assert is_gathered == (way != "resharded")
         loss.backward()
-        grads = [part.grad for part in model.parameters() if part.grad is not None]
+        grads = [part.grad for part in trained.parameters() if part.grad is not None]
         found += [
             loss.detach(),
             *(one.to_local().clone() if isinstance(one, DTensor) else one.clone() for one in grads),
@@ -79,7 +84,7 @@ def work(rank: int, ports: list[int]) -> None:
         dist.init_process_group("gloo", rank=rank, world_size=NUM_RANKS)
         try:
             _, found, num_trials = train(way, rank, True)
-            assert num_trials[0] >= 1 or way == "DDP"  # there each rank tries by itself
+            assert num_trials[0] >= 1 or way in ALONE
             assert num_trials[1] >= 1
             assert all(map(torch.equal, found, train(way, rank, False)[1]))
             print(f"{way}, rank {rank}: the same as without the trial, tried in step 2", flush=True)

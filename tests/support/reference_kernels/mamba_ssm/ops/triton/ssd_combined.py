@@ -32,7 +32,8 @@ def mamba_chunk_scan_combined(
     seen = (members[:, :, None] == members[:, None, :]).tril()[..., None]  # [B, L, L, 1]
     decay = (dt * A).cumsum(1)
     kept = (decay[:, :, None] - decay[:, None, :]).masked_fill(~seen, float("-inf")).exp()
-    out = torch.einsum("bthn,bshn,btsh,bsh,bshp->bthp", C, B, kept, dt, x)
+    first, second, steps, values = (part.to(kept.dtype) for part in (C, B, dt, x))  # A is a float32 in any model
+    out = torch.einsum("bthn,bshn,btsh,bsh,bshp->bthp", first, second, kept, steps, values)
     out = out if D is None else out + D[:, None] * x
     out = (out if z is None else out * silu(z)).to(x.dtype).contiguous()
     return (out, None) if return_final_states else out
