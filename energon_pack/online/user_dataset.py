@@ -4,7 +4,6 @@ An item has the fields of a JSONL line. Its media are in `images` and `videos` (
 of its messages; each is a PIL image, bytes, `{"bytes": …, "path": …}`, or the path of a file.
 """
 
-import base64
 import io
 import os
 import re
@@ -16,14 +15,14 @@ from typing import Any, Protocol
 from PIL import Image
 
 from energon_pack.errors import PackError
+from energon_pack.online.named_media import MEMORY_MARK, named_media, with_media_back, with_named_media
 from energon_pack.online.samples import as_sample, sides_of
 from energon_pack.samples.conversation import ReadSample, placed_record
-from energon_pack.samples.dialects.interleaved import texts_field
 from energon_pack.samples.dialects.pictures import refuse_address
 from energon_pack.samples.hints import with_tried_hint
 from energon_pack.samples.lost_media import is_empty_listing
 from energon_pack.samples.media.image_probe import medium_of
-from energon_pack.samples.media.kinds import KINDS, MEDIA_KEYS, PART_TYPES
+from energon_pack.samples.media.kinds import KINDS, MEDIA_KEYS
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.media.requested import with_requested_settings
@@ -46,9 +45,7 @@ from energon_pack.templates.sample import Sample
 
 #: stands in place of a shard's name in the ids of samples
 ID_PREFIX = "conversations"
-#: names of media in memory begin so: half a character, which stands in no text that can be trained
-_MEMORY_MARK = "\udfff"
-_MEMORY_NAME = re.compile(rf"(?:{_MEMORY_MARK}|\\udfff)\d*")  # also as `repr` writes it
+_MEMORY_NAME = re.compile(rf"(?:{MEMORY_MARK}|\\udfff)\d*")  # also as `repr` writes it
 _MEMORY_NOUN = "bytes, an image or an array"
 
 
@@ -119,7 +116,7 @@ class UserSamples:
 
     def media_files(self, read: ReadSample) -> list[dict[str, Any]]:
         """Return name, size in bytes and version (by the time of change) of each media file that a sample names."""
-        removed = (name for name in read.removed if name and not name.startswith(_MEMORY_MARK))
+        removed = (name for name in read.removed if name and not name.startswith(MEMORY_MARK))
         names = dict.fromkeys([*(part.name for part in read.parts if part.name), *removed])
         states = [(name, state_of(self._path_of(name)) or NOT_THERE) for name in names]
         return [{"name": name, "size": size, "version": version} for name, (size, version) in states]
@@ -173,16 +170,16 @@ class UserSamples:
                 if (value is not None and (key not in MEDIA_KEYS or _may_hold_media(value)))
                 or (key in MEDIA_KEYS and is_empty_listing(value))  # with a placeholder, its medium is lost
             }
-        row, rows = _with_named_media(item, held, settings), RowSettings(self.root)
+        row, rows = with_named_media(item, held, settings), RowSettings(self.root)
         record = read_record(lambda reading: parse_row(row, rows, reading), settings)
         turns = [*record.messages, *record.rejected]
         texts = [{**message, "content": _content_without_media(message["content"])} for message in turns]
-        if any(isinstance(leaf, str) and _MEMORY_MARK in leaf for leaf in leaf_values([texts, record.tools])):
+        if any(isinstance(leaf, str) and MEMORY_MARK in leaf for leaf in leaf_values([texts, record.tools])):
             raise Skip(Reason.BAD_MESSAGE, f"{_MEMORY_NOUN} stands where a text belongs")
-        by_name = {f"{_MEMORY_MARK}{number}": medium for number, medium in enumerate(held)}
-        record.unknown = {key: _with_media_back(value, by_name) for key, value in record.unknown.items()}
+        by_name = named_media(held)
+        record.unknown = {key: with_media_back(value, by_name) for key, value in record.unknown.items()}
         files = {name: medium for name, medium in by_name.items() if isinstance(medium, (bytes, Image.Image))}
-        record.fields = _with_media_back(record.fields, files)  # an array is neither true nor false, and stays a name
+        record.fields = with_media_back(record.fields, files)  # an array is neither true nor false, and stays a name
         return record, by_name
 
     def _kind_of(self, value: Any) -> str | None:
@@ -255,66 +252,9 @@ def _feature_without_decoding(feature: Any) -> Any:
     return None
 
 
-def _with_named_media(item: Any, held: list[Any], settings: ReadSettings) -> Any:
-    """Return an item in which a name replaces each medium in memory; the media are appended to `held`. Raises Skip."""
-    if not isinstance(item, Mapping):
-        return _value_with_named_media(item, held)
-    media_keys = (*MEDIA_KEYS, settings.columns.images, settings.columns.videos, settings.columns.audios)
-    media_keys = () if texts_field(item) else media_keys  # None stands where a text stands
-    return {key: _value_with_named_media(value, held, key in media_keys) for key, value in item.items()}
-
-
-def _value_with_named_media(value: Any, held: list[Any], is_medium: bool = False) -> Any:
-    """Do `_with_named_media` on a value of an item; base64 is a medium only if the value `is_medium`."""
-    if isinstance(value, Mapping):
-        is_part = str(value.get("type")) in PART_TYPES
-        if isinstance(value.get("bytes"), bytes) and is_part:
-            value = {**value, value["type"]: value["bytes"], "bytes": None}
-        elif isinstance(value.get("bytes"), bytes):
-            value = value["bytes"]
-        elif is_medium and _is_base64(value):
-            value = _decoded_base64(value["data"])
-    if isinstance(value, Mapping):
-        return {key: _value_with_named_media(item, held, is_medium or is_part) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        if is_medium and any(item is None or item == "" for item in value if not hasattr(item, "shape")):
-            raise Skip(Reason.UNSUPPORTED_MEDIA, "a list of media has None, or an empty name, in the place of a medium")
-        return [_value_with_named_media(item, held, is_medium) for item in value]
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if isinstance(value, str) and _MEMORY_MARK in value:
-        raise Skip(Reason.BAD_MESSAGE, "a text holds U+DFFF, which is half a character")
-    if not isinstance(value, (bytes, Image.Image)) and not getattr(value, "shape", ()):
-        return value
-    held.append(value)
-    return f"{_MEMORY_MARK}{len(held) - 1}"
-
-
-def _is_base64(value: Mapping[str, Any]) -> bool:
-    """Tell whether an object is OpenAI's `input_audio`, or Anthropic's `source`."""
-    is_one = value.keys() == {"data", "format"} or str(value.get("type")) == "base64"
-    return is_one and isinstance(value.get("data"), str)
-
-
-def _decoded_base64(data: str) -> bytes:
-    try:
-        return base64.b64decode(data)
-    except ValueError as error:  # binascii's, and another for letters beyond ASCII
-        raise Skip(Reason.UNREADABLE_MEDIA, f"{data[:40]!r} is no base64: {error}") from None
-
-
 def _content_without_media(content: Any) -> Any:
     """Return a turn's content without its media."""
     return [part for part in content if part["type"] == "text"] if isinstance(content, list) else content
-
-
-def _with_media_back(value: Any, by_name: Mapping[str, Any]) -> Any:
-    """Put media back in place of the names that `_value_with_named_media` gave them."""
-    if isinstance(value, Mapping):
-        return {key: _with_media_back(item, by_name) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_with_media_back(item, by_name) for item in value]
-    return by_name.get(value, value) if isinstance(value, str) else value
 
 
 def _may_hold_media(value: Any) -> bool:

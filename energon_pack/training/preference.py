@@ -65,7 +65,7 @@ class PairKeys:
         places = np.searchsorted(self._members, names) % max(1, len(self._members))
         if len(missing := names[self._members[places] != names] if len(self._members) else names):
             why = f"{self._file} has no reference_logps of {missing[0].decode()}"
-            raise BadPack(f"{why}: recipes/reference_logps.py writes them")
+            raise BadPack(f"{why}: write_reference_logps writes them, recipes/reference_logps.py for packs on disk")
         return {**keys, "reference_logps": torch.from_numpy(self._logps[places])}
 
     def whole(

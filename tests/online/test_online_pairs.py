@@ -1,5 +1,6 @@
 """Preference pairs that are packed while they are loaded: whole in one pack, and never seen by an SFT loss."""
 
+import io
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -305,6 +306,9 @@ def test_reference_logps_hold_for_each_epoch(config: Config, tmp_path: Path) -> 
         again.set_epoch(2)
         batch = again.collate([next(all_packs(again))])
         assert batch["reference_logps"].tolist() == [values[name] for name in batch["sample_ids"][0]]
+        more = type(packs)(replace(run, source=replace(run.source, limit=9)), reference_logps=str(path))
+        with pytest.raises(BadPack, match=r"has no reference_logps of .*: write_reference_logps writes them"):
+            list(map(more.collate, zip(all_packs(more), strict=True)))
     with pytest.raises(PackError, match="members of several sources may have the same id"):
         StreamingPackedDataset(
             replace(run, source=replace(run.source, path=[run.source.path] * 2)), reference_logps=str(path)
@@ -336,6 +340,39 @@ def test_a_stream_takes_pairs_of_conversations(config: Config) -> None:
     assert len(batch["preference_pairs"]) == sum(len(pack.members) // 2 for pack in packs[:2])
     with pytest.raises(PackError, match="lazy pairs are in files"):
         LazyPackedDataset(run, rows_in_memory(3))
+
+
+def whole_conversations(number: int, picture: Callable[[], Any]) -> list[dict[str, Any]]:
+    """Pairs without a prompt of their own: each side is a conversation that holds the image of the question."""
+    asked = [{"type": "image", "image": picture}, {"type": "text", "text": "Count."}]
+
+    def side(answer: str) -> list[dict[str, Any]]:
+        content = [{**part, "image": picture()} if "image" in part else part for part in asked]
+        return [{"role": "user", "content": content}, {"role": "assistant", "content": answer}]
+
+    return [{"chosen": side(f"There are {n}."), "rejected": side("There are none.")} for n in range(number)]
+
+
+def test_both_conversations_of_a_pair_may_hold_its_image(config: Config, source: Path) -> None:
+    """As the same object, as equal ones, or as bytes; other images are no pair, and a damaged one is left out by name.
+
+    Named by its place in the item, each side had another image, and no such pair was packed.
+    """
+    run = config(Share.prefix)
+    run.source = replace(run.source, path=None)
+    image, data = Image.new("RGB", (56, 84), "teal"), (source.parent / "1.png").read_bytes()
+    pictures: list[Callable[[], Any]] = [lambda: image, image.copy, lambda: {"bytes": bytes(data), "path": None}]
+    rows = [row for picture in pictures for row in whole_conversations(2, picture)]
+    twice = {"prompt": "<image><image>Same?", "chosen": "Yes.", "rejected": "No.", "images": [image, image.copy()]}
+    stream = StreamingPackedDataset(run, [[*rows, twice]], replacement=False)
+    assert check_whole(ids(stream)) == Counter(f"conversations/{n}" for n in range(7))
+    assert stream.statistics()["images"] == 8
+    other = iter([Image.new("RGB", (56, 84), name) for name in ("teal", "red")])
+    damaged = data[: len(data) // 2]
+    rows = [*whole_conversations(1, other.__next__), *whole_conversations(1, lambda: Image.open(io.BytesIO(damaged)))]
+    stream = StreamingPackedDataset(run, [rows], replacement=False, on_bad_member="drop")
+    assert ids(stream) == []
+    assert stream.statistics()["left_out"] == {"no_pair": 2}
 
 
 def test_pairs_and_other_samples_share_no_stream(demo: tuple[Path, Path], cache: Path, source: Path) -> None:
