@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from energon_pack.config.naming import content_settings
-from energon_pack.config.schema import MediaIn, PackConfig
+from energon_pack.config.schema import MediaIn, PackConfig, Stage
 from energon_pack.plan.settings import PackingConfig, Share
 from energon_pack.plan.splits import split_shares
 from energon_pack.run.plain_data import plain
@@ -83,6 +83,7 @@ class StageSettings:
         model, labels, output = replace(config.model, processor=processor), config.labels, config.output
         read, engine, flavor = config.source.reading, config.measure.engine.value, config.flavor()
         shares = split_shares(plain(output.splits))
+        writes_shards = config.stage not in (Stage.lengths, Stage.plan)  # others take a source of several stores, too
         return cls(
             MethodSettings(
                 template=TemplateSettings(model, config.media, labels.as_labels),
@@ -117,6 +118,6 @@ class StageSettings:
                 engine=engine,
                 flavor=flavor,
                 has_messages=output.messages,
-                media_root=source.root if output.media is MediaIn.reference else None,
+                media_root=source.root if writes_shards and output.media is MediaIn.reference else None,
             ),
         )
