@@ -17,6 +17,7 @@ from energon_pack.online.samples import Samples
 from energon_pack.plan.pool import Pool, WaitingSample
 from energon_pack.plan.sample_measures import SampleMeasurer, SampleMeasures
 from energon_pack.run.seeded_random import RandomStream, mix_number
+from energon_pack.samples.cut import SIDES, member_id
 from energon_pack.samples.media.kinds import IMAGE
 from energon_pack.samples.member import MemberInput, Shared
 from energon_pack.samples.skip import Reason, Skip
@@ -244,7 +245,8 @@ class OnlinePacks(Iterator[Pack]):
                 chosen, rejected = dataset.sides(draw.number)
             except Skip as skip:
                 self._leave_out(draw, skip)
-                dropped.append(dataset.sample_id(draw.number))
+                sides = (None,) if self._encoder.pairs is None else SIDES
+                dropped += [member_id(dataset.sample_id(draw.number), side) for side in sides]
                 continue
             yield replace(chosen, token_len=lens[0])
             yield replace(rejected, token_len=lens[1], shared=Shared(*lens[2:]))

@@ -272,6 +272,30 @@ def test_pairs_with_a_medium_that_is_damaged_are_left_out_whole(config: Config, 
         list(StreamingPackedDataset(run, replacement=False, buffer_size=4))
 
 
+class LosesAnImage(list[dict[str, Any]]):
+    """Conversations of which the second can be read once, to be measured."""
+
+    num_read = 0
+
+    def __getitem__(self, number: Any) -> Any:
+        self.num_read += number == 1
+        row = super().__getitem__(number)
+        return {**row, "images": ["gone.png"]} if number == 1 and self.num_read > 1 else row
+
+
+def test_a_pair_that_can_not_be_read_again_is_named_by_both_sides(config: Config) -> None:
+    """As one that can't be encoded: a batch's `num_dropped` counts members, whichever step lost them."""
+    run = config(Share.prefix)
+    run.source = replace(run.source, path=None)
+    stream = StreamingPackedDataset(run, [LosesAnImage(rows_in_memory(3))], replacement=False, on_bad_member="drop")
+    (pack,) = stream
+    assert check_whole(ids([pack])) == Counter({"conversations/0": 1, "conversations/2": 1})
+    assert pack.dropped == ["conversations/1+chosen", "conversations/1+rejected"]
+    assert stream.collate([pack])["num_dropped"] == 2
+    told = stream.statistics()
+    assert (told["samples"], told["left_out"]) == (2, {"missing_media": 1})
+
+
 @SHARES
 def test_a_side_that_fails_takes_the_other_one_with_it(config: Config, share: Share) -> None:
     """Else the rest of its pack would have a side without its pair, or the pack would end the training."""
