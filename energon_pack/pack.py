@@ -1,6 +1,10 @@
 """Pack a source: run all stages up to a published dataset.
 
-    find places ──► index ──► prepare the method ──► measure ──► plan ──► write ──► check ──► publish
+    find places ──► index ──► processor ──► lengths ──► plan ──► write ──► verify ──► check ──► report ──► publish
+
+What happens to a sample: it is drawn or not (index); its length is measured, and its tokens are kept, of each part that
+it becomes (lengths); it is left out, or gets a place in a pack and a shard (plan); its tokens, its JSON and its media,
+or references to them, are written there (write); some samples are tokenized by the full processor (verify).
 
 Each stage writes its result to files: lengths to the cache, the plan and the shards to a staging folder. At the end the
 whole dataset appears under its name. `stage=` runs one stage, `part=` a share of one.
@@ -22,7 +26,7 @@ from energon_pack.dataset.files import LEDGER
 from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.dataset.publish_limits import refuse_future_loss, why_unpublished
 from energon_pack.dataset.skipped_file import ledger_entries, write_ledger
-from energon_pack.lengths.audit import finish, start
+from energon_pack.lengths import audit
 from energon_pack.lengths.measure import check_unchanged, dropping_wrong_lengths
 from energon_pack.report.run_report import RunReport
 from energon_pack.report.terminal_summary import print_plan, print_stages
@@ -63,7 +67,7 @@ def pack(config: PackConfig, job: str = "") -> dict[str, Any]:
     part = Part.parse(config.part) if config.part else None
     with executor_of(config.executor) as executor:
         progress, places = Progress(SHOWN_STAGES[config.stage], job), find_places(config)
-        is_found = config.source.format == Format.auto and not config.source.is_demo
+        format_is_guessed = config.source.format == Format.auto and not config.source.is_demo
         if config.source.format == Format.auto:
             config = replace(config, source=replace(config.source, format=source_format(places.source).value))
         executor.share(places.shared_folders)
@@ -74,17 +78,21 @@ def pack(config: PackConfig, job: str = "") -> dict[str, Any]:
             return write_part(places.destination, expected, part or Part(0, 1), settings.shards, workshop)
         if part is not None:
             return measuring.measure_part(places.source, part, settings.method, settings.lengths, workshop)
-        return _pack(config, settings, places, is_found, workshop)
+        return _pack(config, settings, places, format_is_guessed, workshop)
 
 
 def _pack(
-    config: PackConfig, settings: StageSettings, places: Places, is_found: bool, workshop: Workshop
+    config: PackConfig, settings: StageSettings, places: Places, format_is_guessed: bool, workshop: Workshop
 ) -> dict[str, Any]:
-    """Run the stages in a row up to the one that the run ends with; `is_found`: the source's format was not given."""
+    """Run the stages in a row up to the one that the run ends with.
+
+    Args:
+        format_is_guessed: the user gave no format, and a line says which one the source has.
+    """
     source = places.source
     # before the processor: a damaged tar stops the run at once
     indexed = measuring.index_source(source.shards, settings.method.keep_damaged, config.seed, workshop)
-    if is_found:
+    if format_is_guessed:
         num_samples = sum(item.num_rows for item in indexed)
         say(f"read as: {source_line(source, num_samples)}")
     method = measuring.prepare_method(settings.method, workshop)
@@ -97,30 +105,30 @@ def _pack(
     planned = planning.plan_source(measured, settings.plan, workshop)
     print_plan(planned.report)
     page.add_plan(planned.lengths, planned.plan, planned.report)
-    why_not = why_unpublished(planned.report, config.max_skipped, config.packing if publishes(config) else None)
+    refusal = why_unpublished(planned.report, config.max_skipped, config.packing if publishes(config) else None)
     if places.published is not None:
         refuse_other_dataset(places.published, planned.identity, places.destination.place)
-        if why_not is None:
+        if refusal is None:
             return publishing.end_already_published(planned, page, places, config.output, workshop)
     if config.stage is Stage.plan:
-        return _end_with_plan(config, places, planned, page, why_not, workshop)
-    return _write_and_publish(config, settings.shards, places, planned, page, why_not, workshop)
+        return _end_with_plan(config, places, planned, page, refusal, workshop)
+    return _write_and_publish(config, settings.shards, places, planned, page, refusal, workshop)
 
 
 def _end_with_plan(
-    config: PackConfig, places: Places, planned: Planned, page: RunReport, why_not: str | None, workshop: Workshop
+    config: PackConfig, places: Places, planned: Planned, page: RunReport, refusal: str | None, workshop: Workshop
 ) -> dict[str, Any]:
     """End a run after its plan: write its page, and the files that `stage=write` needs."""
     destination = places.destination
-    pages.write_page(page_of(config), page, ledger_entries(planned.lengths, planned.plan, config.packing), why_not)
-    if why_not is None and (may_overwrite(config) or destination.is_free()):  # else nothing could be published
+    pages.write_page(page_of(config), page, ledger_entries(planned.lengths, planned.plan, config.packing), refusal)
+    if refusal is None and (may_overwrite(config) or destination.is_free()):  # else nothing could be published
         with _staging(config, destination, planned) as staging:
             destination.begin(staging, planned.identity, 0, may_overwrite(config))
             writing.write_plan_file(planned, staging, config.output.shard_prefix)
-            why_not_then = why_unpublished(planned.report, config.max_skipped, config.packing)
-            write_job_files(planned, ExpectedPlan.of(config, places.source), staging, why_not_then)
+            refusal_of_dataset = why_unpublished(planned.report, config.max_skipped, config.packing)
+            write_job_files(planned, ExpectedPlan.of(config, places.source), staging, refusal_of_dataset)
     print_stages(workshop.progress)
-    refuse_future_loss(why_not, page_of(config), planned.report)
+    refuse_future_loss(refusal, page_of(config), planned.report)
     return planned.report.to_json()
 
 
@@ -142,7 +150,7 @@ def _write_and_publish(
     places: Places,
     planned: Planned,
     page: RunReport,
-    why_not: str | None,
+    refusal: str | None,
     workshop: Workshop,
 ) -> dict[str, Any]:
     """Write shards, check and publish them; for `stage=publish`, other processes have written them."""
@@ -153,15 +161,15 @@ def _write_and_publish(
         dropping_wrong_lengths(lengths.shards, method, workshop),
     ):
         write_ledger(staging / LEDGER, lengths, planned.plan, config.packing)
-        if why_not:
-            pages.write_page_and_raise(destination.final, page, why_not, planned.report, staging / LEDGER)
+        if refusal:
+            pages.write_page_and_raise(destination.final, page, refusal, planned.report, staging / LEDGER)
         destination.begin(staging, planned.identity, num_bytes or 0, may_overwrite(config))
         is_shared = config.stage is Stage.publish or config.executor.kind != ExecutorKind.local
         jobs = partial(writing.shard_jobs, planned, staging, settings, is_shared, workshop)
         writing.write_plan_file(planned, staging, settings.prefix)
         if config.stage is Stage.publish:
             publishing.refuse_missing_shards(destination, jobs())
-        auditing = start(lengths.shards, method, config.measure.verify, config.seed, workshop)
+        auditing = audit.start(lengths.shards, method, config.measure.verify, config.seed, workshop)
         cache_key = "" if destination.is_stored else cache_key_of(lengths.flavor, config.output.dataset_yaml.value)
         workshop.executor.start(import_energon, cache_key)  # the imports of the check, while packs are written
         with progress.timed("write"):
@@ -171,7 +179,7 @@ def _write_and_publish(
             written = Written(shards, staging, settings.media_root)
             publishing.write_nv_meta(planned, written, config.output)
         with progress.timed("verify"):
-            audit = finish(auditing, workshop)
+            audited = audit.finish(auditing, workshop)
         publishing.check_written(planned, written, destination, workshop)
-        values = plain(config)
-        return publishing.publish(planned, written, audit, page, destination, values, may_overwrite(config), progress)
+        settings_shown, overwrite = plain(config), may_overwrite(config)
+        return publishing.publish(planned, written, audited, page, destination, settings_shown, overwrite, progress)

@@ -26,7 +26,7 @@ class MethodSettings:
     engine: str  # the library that counts tokens
     with_beginnings: bool  # for `packing.share`: beginnings are hashed
     mixture: Mixture | None  # of the source, whose entries may be meant for so many tiles
-    keep_damaged: bool  # samples whose media lie in a damaged file are left out; if False, the run ends
+    keep_damaged: bool  # of a damaged file, whole samples are taken; if False, the run ends
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class LengthSettings:
     media_map: MediaMap
     flavor: PackedFlavor  # the form of the packs' JSON, which has the samples' types
     shares: tuple[float, ...]  # of the samples, by split
-    verify: float  # share of the lengths from which drawn videos are decoded again
+    verify: float  # share of the samples, 0 to 1, drawn as a check: here, videos of these are decoded
     seed: int
 
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import NamedTuple
 
 import numpy as np
 
@@ -51,7 +50,6 @@ from energon_pack.run.user_cache import user_folder
 from energon_pack.run.workshop import Workshop, executor_of
 from energon_pack.samples.hint import setting_word
 from energon_pack.samples.media.kinds import MEDIA_TYPES, VIDEO
-from energon_pack.sources.find import Source
 from energon_pack.sources.mixture import default_name
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.shard import Shard
@@ -100,7 +98,7 @@ def main() -> int:
             return replace(config, output=output, source=source, cache_dir=config.cache_dir or _user_cache() or folder)
 
         with executor_of(config_with().executor) as executor:
-            _try_source(arguments, lambda cures: _begin(config_with(cures), executor))
+            _try_source(arguments, config_with, executor)
     return 0
 
 
@@ -114,26 +112,14 @@ def _user_cache() -> str | None:
     return str(folder) if os.access(folder, os.W_OK) else None
 
 
-class _Begun(NamedTuple):
-    """A source with one set of settings, and where it is measured."""
-
-    config: PackConfig
-    source: Source
-    settings: StageSettings
-    workshop: Workshop
-
-
-def _begin(config: PackConfig, executor: Executor) -> _Begun:
-    places = find_places(config)
-    settings = StageSettings.of(config, places.source, places.processor)
-    return _Begun(config, places.source, settings, places.workshop(executor, Progress(_STAGE_NAMES)))
-
-
 @dataclass(frozen=True)
 class TrialRun:
     """Some samples, spread over the source, measured with one set of settings, and estimates for the whole source."""
 
-    begun: _Begun
+    config: PackConfig
+    settings: StageSettings
+    workshop: Workshop
+    num_files: int
     measured: Measured
     sample_every: int  # one sample in so many is measured
     sample_share: float  # of the samples of all files
@@ -155,9 +141,13 @@ class TrialRun:
         return self._rank < other._rank
 
 
-def _measure_spread_samples(begun: _Begun, arguments: argparse.Namespace, is_first: bool = False) -> TrialRun:
+def _measure_spread_samples(
+    config: PackConfig, executor: Executor, arguments: argparse.Namespace, is_first: bool = False
+) -> TrialRun:
     """Measure `--num-samples` samples at most, spread over the source. `is_first`: print what the source is read as."""
-    config, source, settings, workshop = begun
+    places = find_places(config)
+    source, workshop = places.source, places.workshop(executor, Progress(_STAGE_NAMES))
+    settings = StageSettings.of(config, source, places.processor)
     shards = _choose_evenly(source.shards, _MAX_MEASURED_FILES)
     indexed = measuring.index_source(shards, settings.method.keep_damaged, config.seed, workshop)
     num_rows = sum(item.num_rows for item in indexed)
@@ -177,12 +167,15 @@ def _measure_spread_samples(begun: _Begun, arguments: argparse.Namespace, is_fir
     choices = replace(choices, lens=[row.scaled(1 / share) for row in choices.lens])
     best = recommend_length(choices.lens)
     first = advise_to_shrink(measured.lengths, media_rules_of(folder), tried)
-    return TrialRun(begun, measured, step, share, choices, best and best.choice, first)
+    num_files = len(source.shards)
+    return TrialRun(config, settings, workshop, num_files, measured, step, share, choices, best and best.choice, first)
 
 
-def _try_source(arguments: argparse.Namespace, begin: Callable[[Sequence[str]], _Begun]) -> None:
-    tried = _measure_spread_samples(begin(()), arguments, is_first=True)
-    config, lengths = tried.begun.config, tried.measured.lengths
+def _try_source(
+    arguments: argparse.Namespace, config_with: Callable[[Sequence[str]], PackConfig], executor: Executor
+) -> None:
+    tried = _measure_spread_samples(config_with(()), executor, arguments, is_first=True)
+    config, lengths = tried.config, tried.measured.lengths
     most = None if arguments.full else _MAX_CHARS
     _show_samples(config, lengths, load_saved_template(tried.measured.method.template_folder), most)
     examples = example_losses(lengths, config.packing)
@@ -192,20 +185,19 @@ def _try_source(arguments: argparse.Namespace, begin: Callable[[Sequence[str]], 
     for cure in _settings_to_try(tried, examples):
         useless += cure
         with suppress(PackError):
-            with_cure = _measure_spread_samples(begin([*cures, *cure]), arguments)
+            with_cure = _measure_spread_samples(config_with([*cures, *cure]), executor, arguments)
             if with_cure.is_better_than(cured):
                 cures, cured, useless = [*cures, *cure], with_cure, useless[: -len(cure)]
     print_heading("── what would be lost")
     print_losses(lengths, {reason: (name, _with_verdict(text, useless)) for reason, (name, text) in examples.items()})
     if config.packing.overlong in CUTTING_POLICIES:
-        planned = plan_source(tried.measured, tried.begun.settings.plan, tried.begun.workshop)
+        planned = plan_source(tried.measured, tried.settings.plan, tried.workshop)
         print_cuts(planned.report, config.packing)
     if not (cured.measured.lengths.items.lens > 0).any():
         raise SamplesLost(f"{arguments.path}: no sample can be packed: what would be lost, above, says why")
     print_heading("── the pack length to choose")
     if tried.sample_share < 1:
-        num_shards = len(tried.begun.source.shards)
-        some = f"{min(num_shards, _MAX_MEASURED_FILES):,} of {amount(num_shards, 'file')}"
+        some = f"{min(tried.num_files, _MAX_MEASURED_FILES):,} of {amount(tried.num_files, 'file')}"
         say(f"measured: 1 sample in {tried.sample_every:,}, of {some}")
     print_choices(tried.choices, [str(tried.shrink_advice)] * bool(tried.shrink_advice))
     if cures:

@@ -22,7 +22,7 @@ class Method:
     read: ReadSettings
     engine: str = "auto"  # the engine that counts tokens
     with_beginnings: bool = False  # for `packing.share`: media are read whole, and beginnings are hashed
-    keep_damaged: bool = False  # samples whose media lie in a damaged file are left out; if False, the run ends
+    keep_damaged: bool = False  # of a damaged file, whole samples are taken; if False, the run ends
 
     @property
     def schema(self) -> pa.Schema:

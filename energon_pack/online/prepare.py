@@ -19,10 +19,10 @@ import pyarrow as pa
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from energon_pack.config import PackConfig, PackingConfig, Stage
+from energon_pack.config import LabelsConfig, PackConfig, PackingConfig, SourceConfig, Stage
 from energon_pack.config.compose import config_of
 from energon_pack.config.output_dir import cache_folder
-from energon_pack.config.stage_settings import StageSettings
+from energon_pack.config.stage_settings import LengthSettings, StageSettings
 from energon_pack.dataset.destination import refuse_unwritable_folder
 from energon_pack.dataset.energon import manifest_of
 from energon_pack.dataset.files import LEDGER
@@ -195,14 +195,8 @@ def prepare(
     """
     config = config_of(settings)
     source, packing = config.source, config.packing
-    if conversations is not None and packing.overlong in CUTTING_POLICIES:
-        raise PackError(f"packing.overlong={packing.overlong.value}: only samples in files are cut, not conversations")
-    if conversations is not None and config.labels.expand is not Expand.none:
-        raise PackError(f"labels.expand={config.labels.expand.value}: only samples in files are expanded")
-    if conversations is not None and source.take is Take.both:
-        raise PackError("source.take=both: lazy pairs are in files; StreamingPackedDataset takes conversations, too")
-    if conversations is not None and source.path is not None:
-        raise PackError(f"source.path={source.path} and conversations: give one of them")
+    if conversations is not None:
+        _refuse_with_conversations(packing, config.labels, source)
     packing.check_for_online(source.take is Take.both)
     alone = replace(packing, topology=Topology())  # the sampler makes steps even
     config = replace(config, stage=Stage.plan, packing=alone, output=replace(config.output, name="lazy"))
@@ -225,12 +219,8 @@ def prepare(
         if samples_given is None:
             measured = measure_source(places.source, indexed, method, of_stages.lengths, workshop)
         else:
-            with workshop.timed("lengths"):
-                num_workers = config.executor.num_workers
-                shard = measure_user_samples(samples_given, known or "once", method, workshop, num_workers)
-                flavor, untrained = config.output.packed_flavor(), config.labels.untrained
-                lengths = Lengths([shard], flavor, of_stages.lengths.shares, config.seed, untrained=untrained)
-            measured = Measured(lengths, method, samples_given.num_items, 0)
+            num_workers = config.executor.num_workers
+            measured = _measure_given(samples_given, known or "once", method, of_stages.lengths, num_workers, workshop)
         planned = plan_source(measured, of_stages.plan, workshop)
         folder = workshop.cache("lazy", planned.identity[:24])
         with workshop.timed("rows"):
@@ -247,6 +237,34 @@ def prepare(
     )
     samples = MeasuredSamples(StoredRows(folder / ITEMS_FOLDER / _ROWS_FILE, MeasuredItem), read)
     return PreparedPacks(config, planned, samples, folder, packing.topology.micro_batches)
+
+
+def _refuse_with_conversations(packing: PackingConfig, labels: LabelsConfig, source: SourceConfig) -> None:
+    """Raise PackError for settings that work for samples in files alone, not for conversations in memory."""
+    if packing.overlong in CUTTING_POLICIES:
+        raise PackError(f"packing.overlong={packing.overlong.value}: only samples in files are cut, not conversations")
+    if labels.expand is not Expand.none:
+        raise PackError(f"labels.expand={labels.expand.value}: only samples in files are expanded")
+    if source.take is Take.both:
+        raise PackError("source.take=both: lazy pairs are in files; StreamingPackedDataset takes conversations, too")
+    if source.path is not None:
+        raise PackError(f"source.path={source.path} and conversations: give one of them")
+
+
+def _measure_given(
+    samples: UserSamples,
+    fingerprint: str,
+    method: Method,
+    settings: LengthSettings,
+    num_workers: int | None,
+    workshop: Workshop,
+) -> Measured:
+    """Measure a user's dataset, as `measure_source` measures files; arguments: see `measure_user_samples`."""
+    with workshop.timed("lengths"):
+        shard = measure_user_samples(samples, fingerprint, method, workshop, num_workers)
+        untrained = settings.labels.untrained
+        lengths = Lengths([shard], settings.flavor, settings.shares, settings.seed, untrained=untrained)
+    return Measured(lengths, method, samples.num_items, 0)
 
 
 def _first_skipped(skipped: Path, is_given: bool, known: str | None) -> str:

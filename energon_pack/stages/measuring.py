@@ -78,8 +78,8 @@ def measure_source(
 ) -> Measured:
     """Measure all samples, and those that `labels.expand` makes of them; results come from the cache if it has them."""
     with workshop.timed("lengths"):
-        first = first_samples(indexed, settings.limit)
-        measured = measure_shards(first, method, workshop)
+        limited = first_samples(indexed, settings.limit)
+        measured = measure_shards(limited, method, workshop)
         measured = with_decoded_videos(measured, method, settings.verify, settings.seed, workshop)
         lengths = Lengths(
             measured, settings.flavor, settings.shares, settings.seed, Scratch(workshop.cache()),
@@ -112,8 +112,8 @@ def measure_part(
     indexed = index_source([shards[number] for number in chosen], of_method.keep_damaged, settings.seed, workshop)
     method = prepare_method(of_method, workshop)
     with workshop.timed("lengths"):
-        first = first_samples(indexed, limit)
-        rows = [spans.rows_in(part, number, item.num_samples) for number, item in zip(chosen, first, strict=False)]
-        number = measure_rows(first, rows, method, workshop)
+        limited = first_samples(indexed, limit)
+        rows = [spans.rows_in(part, number, item.num_samples) for number, item in zip(chosen, limited, strict=False)]
+        number = measure_rows(limited, rows, method, workshop)
     say(f"the lengths of {amount(number, 'sample')} are in {workshop.cache()}: part {part} of the source")
     return {"samples": number}

@@ -36,33 +36,33 @@ def try_pack_lens(measured: Measured, page: RunReport, config: PackConfig, works
         choices = try_lengths(measured.lengths, config.packing, lens, page.max_positions)
         page.add_choices(choices.lens)
     print_choices(choices, page.advice(choices.lens))
-    why_not = why_too_much_bad_data(choices, config.max_skipped)
+    refusal = why_too_much_bad_data(choices, config.max_skipped)
     skipped = ledger_entries(measured.lengths, empty_plan(measured.lengths.items), config.packing)
-    write_page(page_of(config), page, skipped, why_not)
-    refuse_future_loss(why_not, page_of(config), choices)
+    write_page(page_of(config), page, skipped, refusal)
+    refuse_future_loss(refusal, page_of(config), choices)
     return choices.to_json()
 
 
-def write_page(path: Path, page: RunReport, skipped: Iterable[Mapping[str, Any]], why_not: str | None) -> None:
-    """Write the page of a stage that publishes no dataset; `why_not`: why none could be published, or None."""
+def write_page(path: Path, page: RunReport, skipped: Iterable[Mapping[str, Any]], refusal: str | None) -> None:
+    """Write the page of a stage that publishes no dataset; `refusal`: why none could be published, or None."""
     with naming_full_disk("output.dir", path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-        _print_wrong(page.write(path, skipped, failed=why_not))
+        _print_wrong(page.write(path, skipped, failed=refusal))
     say(f"see it: {path}")
 
 
-def write_page_and_raise(final: Path, page: RunReport, why_not: str, report: Report, skipped: Path) -> NoReturn:
+def write_page_and_raise(final: Path, page: RunReport, refusal: str, report: Report, skipped: Path) -> NoReturn:
     """Write the page of a run that publishes nothing, and keep its ledger (`skipped`); raises SamplesLost.
 
     `final`: the folder that the dataset would be in.
     """
     if not report.samples_in:
-        raise SamplesLost(f"{why_not}: nothing is published")
+        raise SamplesLost(f"{refusal}: nothing is published")
     kept = ledger_of_unpublished(final)
     _print_wrong(
-        page.write(page_of_unpublished(final, PAGE), read_ledger(skipped), ledger_name=kept.name, failed=why_not)
+        page.write(page_of_unpublished(final, PAGE), read_ledger(skipped), ledger_name=kept.name, failed=refusal)
     )
-    refuse_losses(why_not, skipped, final, report)
+    refuse_losses(refusal, skipped, final, report)
 
 
 def print_remarks(wrong: Iterable[Remark]) -> None:

@@ -66,8 +66,8 @@ def plan_source(measured: Measured, settings: PlanSettings, workshop: Workshop) 
         report = summarize(lengths, plan, packing, cost, *numbers, expansion, entry_shares)
         # earlier versions trained empty answers, in shards of the same lengths
         empty = ["empty answers are not trained"] * (lengths.noted.samples["empty_answers"] > 0)
-        by = (settings.seed, None, method.identity.fingerprint, *_entry_settings(lengths), *empty)
-        shards = plan_shards(lengths, plan, settings.max_shard_packs, settings.max_shard_bytes, by)
+        hashed = (settings.seed, None, method.identity.fingerprint, *_entry_settings(lengths), *empty)
+        shards = plan_shards(lengths, plan, settings.max_shard_packs, settings.max_shard_bytes, hashed)
         identity = shards_identity(content, shards.key_prefix, [_shard_state(item) for item in lengths.shards])
     return Planned(lengths, method, plan, cost, shards, content, identity, report)
 

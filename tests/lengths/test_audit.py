@@ -99,7 +99,9 @@ def test_lengths_that_are_wrong_are_forgotten(
     running: Future[Audit] = Future()
     running.set_result(Audit(0, 0, "", "x has 2 tokens in the full processor, 1 as measured"))
     with monkeypatch.context() as patch:
-        patch.setattr(PIPELINE, "start", lambda shards, method, *_: StartedAudit(method, tmp_path / "kept", running))
+        patch.setattr(
+            PIPELINE.audit, "start", lambda shards, method, *_: StartedAudit(method, tmp_path / "kept", running)
+        )
         with pytest.raises(LengthsWrong):
             pack(run)
     assert pack(run)["cache"] == {"shards_reused": 0, "shards_measured": 3}
