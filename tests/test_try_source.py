@@ -9,6 +9,7 @@ import pytest
 
 from energon_pack.plan.pack_lengths import Choice, Choices
 from energon_pack.report.terminal_summary import print_choices
+from support.pairs import write_pairs
 from support.running import command_here
 from support.samples import chat, picture, video, write_tar
 
@@ -151,6 +152,18 @@ def test_few_large_pictures_come_first(demo: tuple[Path, Path], tmp_path: Path) 
     assert "first: 1 image sample alone needs packs of 4,096 tokens; with model.max_pixels=" in shown.stdout
     (command,) = re.findall("^energon-pack source.path=.*", shown.stdout, re.MULTILINE)
     assert re.search(r" model\.max_pixels=\d+ .*packing\.max_token_len=4096$", command)
+
+
+def test_pairs_are_trained_by_the_recipes_of_pairs(demo: tuple[Path, Path], tmp_path: Path) -> None:
+    """The commands of other trainings were printed, which refuse packs of pairs."""
+    lines = write_pairs(tmp_path, 12, with_media=False)
+    shown = tried(tmp_path, lines, f"model.processor={demo[1]}", "source.take=both", "executor.num_workers=1").stdout
+    following = shown.partition("── next")[2].splitlines()
+    assert following[-2:] == [
+        "python recipes/reference_logps.py packed/pairs reference.npz",
+        "python recipes/train_preference.py packed/pairs reference.npz --max-steps 1",
+    ]
+    assert "train_ddp" not in shown
 
 
 def test_without_a_processor_one_line_says_so(tmp_path: Path) -> None:

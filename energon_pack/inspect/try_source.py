@@ -299,6 +299,10 @@ def _print_next_commands(arguments: argparse.Namespace, chosen: Choice, more: Se
     dataset = path_in(settings.get("output.dir", "packed"), name)
     processor = settings.get("model.processor", "PROCESSOR_FOLDER")
     say("python -m energon_pack.recipes .        # trainings to read and adapt:")
+    if "source.take=both" in rest:  # trainings for samples alone refuse pairs
+        say(f"python recipes/reference_logps.py {shlex.quote(dataset)} reference.npz")
+        say(f"python recipes/train_preference.py {shlex.quote(dataset)} reference.npz --max-steps 1")
+        return
     words = ["recipes/train_ddp.py", dataset, "--processor", processor, "--save", "checkpoints", "--max-steps", "1"]
     say(f"torchrun {shlex.join(words)}")
     for trainer, name in _RECIPES.items():
