@@ -23,7 +23,7 @@ from energon_pack.steps.position import Position, numbers_taken_by, parsing_stat
 from energon_pack.steps.topology import ranks_here
 from energon_pack.trainers.pack_datasets import PacksForTrainers, import_numbered_rows
 from energon_pack.training.encoded import Pack
-from energon_pack.training.pack_encoder import PackEncoder
+from energon_pack.training.pack_encoder import PackEncoder, check_options
 from energon_pack.training.worker_start import try_before_workers
 
 __all__ = ["StreamingPackedDataset"]
@@ -72,6 +72,7 @@ class StreamingPackedDataset(PacksForTrainers, IterableDataset[Pack]):
     ):
         check_buffer_size("buffer_size", buffer_size)
         begun = prepare_stream(config, sources)
+        check_options(options, begun.config.packing.layout.value)
         if (file := options.get("reference_logps")) and len(begun.datasets) > 1:
             raise PackError(f"reference_logps={file}: members of several sources may have the same id: give one source")
         #: the config with every setting

@@ -239,6 +239,8 @@ def test_no_sft_loss_sees_pairs_that_are_packed_in_training(config: Config) -> N
             with pytest.raises(ValueError, match=SFT) as refused:
                 door()
             assert "\n" not in str(refused.value), name
+        with pytest.raises(TypeError, match=r"mask=positions: no such option; there are: layout, "):
+            type(packs)(run, mask="positions")
     assert guard(model, stream.encoder).trees is not None
 
 
@@ -368,11 +370,10 @@ def test_a_stream_takes_pairs_of_conversations(config: Config) -> None:
 
 def whole_conversations(number: int, picture: Callable[[], Any]) -> list[dict[str, Any]]:
     """Pairs without a prompt of their own: each side is a conversation that holds the image of the question."""
-    asked = [{"type": "image", "image": picture}, {"type": "text", "text": "Count."}]
 
     def side(answer: str) -> list[dict[str, Any]]:
-        content = [{**part, "image": picture()} if "image" in part else part for part in asked]
-        return [{"role": "user", "content": content}, {"role": "assistant", "content": answer}]
+        asked = [{"type": "image", "image": picture()}, {"type": "text", "text": "Count."}]
+        return [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
 
     return [{"chosen": side(f"There are {n}."), "rejected": side("There are none.")} for n in range(number)]
 
