@@ -241,7 +241,8 @@ def test_reference_logps_are_read_by_dataset_and_member(packs: PackedDataset, tm
         assert torch.equal(again.collate([again[number]])["reference_logps"], expected)
     write_reference_logps(path, zip(batches[1:], values[1:], strict=True))
     again = PackedDataset(packs._files.folder.path, reference_logps=str(path))
-    with pytest.raises(BadPack, match=r"has no reference_logps of \w+/pairs\.jsonl:\d+\+chosen: recipes/reference"):
+    missing = r"has no reference_logps of \w+/pairs\.jsonl:\d+\+chosen: write_reference_logps writes"
+    with pytest.raises(BadPack, match=missing):
         again.collate([again[0]])
 
 
