@@ -76,8 +76,8 @@ class ExpectedPlan:
         return hashlib.sha256(json.dumps(files).encode()).hexdigest()
 
 
-def write_job_files(planned: Planned, expected: ExpectedPlan, staging: Path, why_not: str | None) -> None:
-    """Write the files from which `stage=write` makes its jobs; `why_not`: why nothing could be published, or None."""
+def write_job_files(planned: Planned, expected: ExpectedPlan, staging: Path, refusal: str | None) -> None:
+    """Write the files from which `stage=write` makes its jobs; `refusal`: why nothing could be published, or None."""
     folder, method = staging / JOBS_FOLDER, planned.method
     folder.mkdir(exist_ok=True)
     (folder / ABOUT_FILE).unlink(missing_ok=True)
@@ -94,7 +94,7 @@ def write_job_files(planned: Planned, expected: ExpectedPlan, staging: Path, why
         "packages": package_versions(),
         "source": expected.source_hash,
         "lengths": cache_keys_of(planned.lengths.shards, method),
-        "why_not": why_not,
+        "why_not": refusal,
         "decoded": [item.shard.name for item in planned.lengths.shards if item.shard.decodes_videos],
         "shards": [*zip(splits, np.diff(shards.bounds).tolist(), shards.sizes.tolist(), strict=True)],
     }

@@ -3,22 +3,19 @@
 Run by tests/training/test_wrapped.py. In the first step rank 1 has a pack of one member, so neither rank may try.
 """
 
-import os
 from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 from torch.distributed.tensor import DTensor
-from torch.multiprocessing.spawn import start_processes
 from torch.nn.parallel import DistributedDataParallel
 
 from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.guards import Guard, guard
-from support.ports import free_ports
+from support.gloo_groups import run_each_way
 from support.tiny import TEXT, make_batch, make_members, tf
 
 NUM_RANKS = 2
@@ -75,23 +72,17 @@ def train(way: str, rank: int, first_batch: bool) -> tuple[Guard, list[Any], lis
     return held, found, num_trials
 
 
-def work(rank: int, ports: list[int]) -> None:
-    """All ways of one rank."""
-    torch.set_num_threads(1)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1"}
-    for way, port in zip(WAYS, ports, strict=True):
-        os.environ["MASTER_PORT"] = str(port)
-        dist.init_process_group("gloo", rank=rank, world_size=NUM_RANKS)
-        try:
-            _, found, num_trials = train(way, rank, True)
-            assert num_trials[0] >= 1 or way in ALONE
-            assert num_trials[1] >= 1
-            assert all(map(torch.equal, found, train(way, rank, False)[1]))
-            print(f"{way}, rank {rank}: the same as without the trial, tried in step 2", flush=True)
-        except MixingError as error:
-            print(f"{way}, rank {rank}: {error}", flush=True)
-        dist.destroy_process_group()
+def check(way: str, rank: int) -> None:
+    """Train with the trial and without it, on this rank."""
+    try:
+        _, found, num_trials = train(way, rank, True)
+        assert num_trials[0] >= 1 or way in ALONE
+        assert num_trials[1] >= 1
+        assert all(map(torch.equal, found, train(way, rank, False)[1]))
+        print(f"{way}, rank {rank}: the same as without the trial, tried in step 2", flush=True)
+    except MixingError as error:
+        print(f"{way}, rank {rank}: {error}", flush=True)
 
 
 if __name__ == "__main__":
-    start_processes(work, (free_ports(len(WAYS)),), NUM_RANKS, start_method="fork")
+    run_each_way(check, WAYS, NUM_RANKS)

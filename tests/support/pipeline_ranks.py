@@ -4,19 +4,15 @@ Run by tests/training/test_wrapped.py. Stages are models of transformers with so
 own that call parts of a model.
 """
 
-import os
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
-from torch.multiprocessing.spawn import start_processes
 
 from energon_pack.training.guards import guard
 from energon_pack.training.layout import IGNORE
-from support.ports import free_ports
+from support.gloo_groups import run_each_way
 from support.tiny import TEXT, make_batch, make_members, tf
 
 WAYS = ("models", "parts")
@@ -91,21 +87,15 @@ def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
     return nn.functional.cross_entropy(*pairs, ignore_index=IGNORE)
 
 
-def work(rank: int, ports: Sequence[int]) -> None:
-    """All ways of one rank."""
-    torch.set_num_threads(1)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1"}
-    for way, port in zip(WAYS, ports, strict=True):
-        os.environ["MASTER_PORT"] = str(port)
-        dist.init_process_group("gloo", rank=rank, world_size=NUM_RANKS)
-        plain, _ = train(way, rank, False)
-        guarded, num_trials = train(way, rank, True)
-        assert len(plain) == len(guarded)
-        assert all(map(torch.equal, plain, guarded))
-        is_tried = "tried" if num_trials >= NUM_STEPS else "not tried"
-        print(f"{way}, rank {rank}: the same as without the guard, {is_tried}", flush=True)
-        dist.destroy_process_group()
+def check(way: str, rank: int) -> None:
+    """Train without the guard and with it, on this rank."""
+    plain, _ = train(way, rank, False)
+    guarded, num_trials = train(way, rank, True)
+    assert len(plain) == len(guarded)
+    assert all(map(torch.equal, plain, guarded))
+    is_tried = "tried" if num_trials >= NUM_STEPS else "not tried"
+    print(f"{way}, rank {rank}: the same as without the guard, {is_tried}", flush=True)
 
 
 if __name__ == "__main__":
-    start_processes(work, (free_ports(len(WAYS)),), NUM_RANKS, start_method="fork")
+    run_each_way(check, WAYS, NUM_RANKS)
