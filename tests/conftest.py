@@ -5,7 +5,6 @@ import importlib
 import json
 import multiprocessing
 import os
-import shutil
 import sys
 import tempfile
 import threading
@@ -30,7 +29,7 @@ from energon_pack.templates.processor import load_saved_template, prepare_templa
 from energon_pack.templates.template import Template
 from support.labels.folders import download_trl
 from support.models import of_model
-from support.packed import demo_config
+from support.packed import copy_templates, demo_config
 from support.pages import blocks, commands
 from support.running import REAL, command, need_torchvision
 from support.stores import WHO, Bucket, Proxy, Seen, store_server
@@ -132,7 +131,7 @@ def template(demo: tuple[Path, Path], cache: Path) -> Template:
 def own_cache(template: Template, cache: Path, tmp_path: Path) -> Path:
     """A cache of its own for lengths, where the demo's template is."""
     folder = tmp_path / "own_cache"
-    shutil.copytree(cache / "templates", folder / "templates")
+    copy_templates(cache, folder)
     return folder
 
 

@@ -16,6 +16,7 @@ from energon_pack.config import PackConfig, conf_dir
 from energon_pack.pack import pack
 from support.html_page import check_page
 from support.marks import slow
+from support.packed import copy_templates
 from support.running import PIPELINE, ROOT, command, run_alone, run_here
 from support.samples import chat, write_tar
 
@@ -92,7 +93,7 @@ def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("template")
 def test_a_sweep_measures_once_into_folders_of_their_own(tmp_path: Path, cache: Path) -> None:
-    shutil.copytree(cache / "templates", tmp_path / "packed" / ".cache" / "templates")
+    copy_templates(cache, tmp_path / "packed" / ".cache")
     code, _, errors = run_here("-m", "+model=qwen2_5_vl", "packing.max_token_len=2048,4096", cwd=tmp_path)
     assert code == 0, errors
     reports = [

@@ -25,7 +25,7 @@ from energon_pack.errors import PackError, SamplesLost
 from energon_pack.pack import pack
 from energon_pack.samples.flavors import PACKED_FLAVORS
 from support.marks import slow
-from support.packed import files, json_lines
+from support.packed import copy_templates, files, json_lines
 from support.running import ROOT
 from support.samples import chat, picture, renamed_in_place, write_tar
 
@@ -80,7 +80,7 @@ def test_the_same_bytes_every_time(config: Make, tmp_path: Path, demo: tuple[Pat
         os.utime(shard)
     again = config(copy, output__dir=str(tmp_path / "out2"), output__name="other", executor__num_workers=2)
     again.cache_dir = str(tmp_path / "cache2")  # of lengths; a template made anew is in tests/run/test_executor.py
-    shutil.copytree(cache / "templates", tmp_path / "cache2" / "templates", ignore=shutil.ignore_patterns("tmp*"))
+    copy_templates(cache, tmp_path / "cache2")
     pack(again)
     assert files(output(first)) == files(output(again))
 

@@ -1,7 +1,6 @@
 """packing.share: a pack holds a common beginning of samples once, and each sample trains as if it were alone."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from energon_pack.pack import pack
 from energon_pack.plan.settings import Share
 from energon_pack.unpack import unpack
 from support.damage import found, lines
-from support.packed import Make, files, packed, samples, train
+from support.packed import Make, copy_templates, files, packed, samples, train
 from support.running import run_here
 from support.samples import chat, picture, write_tar
 from support.stores import Bucket
@@ -99,7 +98,7 @@ def test_the_same_bytes_however_many_measure(config: Make, source: Path, cache: 
     one = files(shared(config, source, output__name="one"))
     other = config(source, packing__max_token_len=1024, packing__share=Share.prefix, output__name="two")
     other.executor.num_workers, other.cache_dir = 2, str(tmp_path / "other")
-    shutil.copytree(cache / "templates", tmp_path / "other" / "templates")
+    copy_templates(cache, tmp_path / "other")
     assert files(packed(other)) == one
 
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -104,6 +105,11 @@ def train(path: Path, num_workers: int = 0, encoder: Any = None, **settings: Any
         **settings,
     )
     return iter(get_savable_loader(dataset))
+
+
+def copy_templates(cache: Path, other: Path) -> None:
+    """Copy the templates of the cache of all tests, but for those that another process is making."""
+    shutil.copytree(cache / "templates", other / "templates", ignore=shutil.ignore_patterns("tmp*"))
 
 
 def prepare(folder: Path, dataset_yaml: dict[str, Any]) -> Path:
