@@ -7,6 +7,7 @@ import inspect
 import json
 import pkgutil
 import re
+import runpy
 import shlex
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -66,7 +67,7 @@ def test_every_setting_of_a_table_is_one(page: str, capsys: pytest.CaptureFixtur
             settings.append([word if "=" in word else f"{word}=10000" for word in words])
     with capsys.disabled():
         print(f"\ndocs: {len(settings)} settings of {page} composed")
-    assert len(settings) >= {"README.md": 5, "packing.md": 33}.get(page, 1)
+    assert len(settings) >= {"README.md": 5, "settings.md": 33}.get(page, 1)
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         plain = compose("config", ["+model=qwen2_5_vl"])
         for overrides in settings:
@@ -202,14 +203,16 @@ DEMO = "packed/demo-qwen2_5_vl-neat-8192"
 
 @pytest.fixture
 def page(typed_demo: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The names that the page's lines make, and what they print."""
+    """The names that the recipe which the page names makes, and what it prints."""
     need_torchvision()
-    monkeypatch.chdir(typed_demo)
-    (lines,) = (block for block in blocks("python", "formats.md") if "EPK3" in block)
-    assert len([line for line in lines.partition("def ")[2].splitlines() if line.strip()]) < 36
-    made: dict[str, Any] = {"__name__": "page"}
+    assert "`recipes/read_tokens.py`" in section("formats.md", "The tokens of a pack")
+    recipe = ROOT / "recipes" / "read_tokens.py"
+    lines = recipe.read_text().partition("def ")[2].partition("if __name__")[0]
+    assert len([line for line in lines.splitlines() if line.strip()]) < 36
+    assert "energon_pack" not in "".join(re.findall(r"^(?:import|from) .*", recipe.read_text(), re.M))
+    monkeypatch.setattr("sys.argv", [str(recipe), str(typed_demo / DEMO / "packed-000000.tar")])
     with redirect_stdout(StringIO()) as out:
-        exec(compile(lines, "formats.md", "exec"), made)
+        made = runpy.run_path(str(recipe), run_name="__main__")
     return made | {"printed": out.getvalue()}
 
 
@@ -235,7 +238,7 @@ def compare(folder: Path, processor: Path, read: Callable[[bytes], Any], **optio
     return num_media
 
 
-def test_thirty_lines_read_what_is_trained(typed_demo: Path, page: dict[str, Any]) -> None:
+def test_thirty_lines_of_a_recipe_read_what_is_trained(typed_demo: Path, page: dict[str, Any]) -> None:
     """Others read the bytes by this page: a column that moved would give them other tokens."""
     assert page["COLUMNS"] == COLUMN_TYPES
     assert len(COLUMN_TYPES) == 25
