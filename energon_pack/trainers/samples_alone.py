@@ -15,7 +15,6 @@ from energon_pack.training.guarded_calls import unchecked
 from energon_pack.training.host_reads import HostReads
 from energon_pack.training.layout import shifted_weights
 from energon_pack.training.masks import BOUNDARY_MARK, outline_of
-from energon_pack.training.member_encoder import media_in_order
 from energon_pack.training.model_wrappers import class_of, unwrapped
 from energon_pack.training.probe_batches import plain_inputs
 from energon_pack.training.processor_calls import ProcessorCalls
@@ -84,7 +83,7 @@ def _samples_of(packs: Any, epoch: int, number: int, process: ProcessorCalls) ->
         if pack is None:  # left out of its pack, too
             continue
         seen = packs.encoder.members.tokens_of(member).media
-        prepared = prepared_media(packs.encoder.rules, seen, media_in_order(member, seen))
+        prepared = prepared_media(packs.encoder.rules, seen, member.media_in_order(seen))
         yield replace(pack.members[0], media=process([prepared]) if prepared.order else {})
 
 
