@@ -82,15 +82,16 @@ class MemberInput:
         if missing := next((f"{kind} {data.index(b'')}" for kind, data in files.items() if b"" in data), None):
             raise OSError(f"its {missing} is missing from the pack")
 
-    def media_in_order(self, media: Sequence[SeenMedium]) -> list[Any]:
-        """Return its images and the bytes of its other files, in the order of its tokens; `media`: what these see."""
-        self.refuse_missing()
-        kinds = [kind for medium in media for kind in medium.part_kinds]
-        counts = {kind: len(parts) for kind, parts in self.media.items() if parts}
-        if counts != Counter(kinds):
-            raise ValueError(f"its tokens are of {dict(Counter(kinds))}, and it has {counts}")
-        waiting = {kind: iter(parts) for kind, parts in self.media.items()}
-        return [next(waiting[kind]) for kind in kinds]
+
+def media_in_order(member: MemberInput, media: Sequence[SeenMedium]) -> list[Any]:
+    """Return a member's media in the order of its tokens: images, and the bytes of other files."""
+    member.refuse_missing()
+    kinds = [kind for medium in media for kind in medium.part_kinds]
+    counts = {kind: len(parts) for kind, parts in member.media.items() if parts}
+    if counts != Counter(kinds):
+        raise ValueError(f"its tokens are of {dict(Counter(kinds))}, and it has {counts}")
+    waiting = {kind: iter(parts) for kind, parts in member.media.items()}
+    return [next(waiting[kind]) for kind in kinds]
 
 
 def media_fields(by_kind: Mapping[str, Any], plural: bool = True) -> dict[str, Any]:

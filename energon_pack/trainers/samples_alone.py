@@ -8,6 +8,7 @@ import torch
 
 from energon_pack.errors import amount
 from energon_pack.samples.media.prepared import prepared_media
+from energon_pack.samples.member import media_in_order
 from energon_pack.trainers.collator import EPOCH_COLUMN, LOSS_KEYS, PACK_COLUMN, Collator
 from energon_pack.training.batch import total_weight, weighted_loss
 from energon_pack.training.encoded import Encoded, Members
@@ -83,7 +84,7 @@ def _samples_of(packs: Any, epoch: int, number: int, process: ProcessorCalls) ->
         if pack is None:  # left out of its pack, too
             continue
         seen = packs.encoder.members.tokens_of(member).media
-        prepared = prepared_media(packs.encoder.rules, seen, member.media_in_order(seen))
+        prepared = prepared_media(packs.encoder.rules, seen, media_in_order(member, seen))
         yield replace(pack.members[0], media=process([prepared]) if prepared.order else {})
 
 

@@ -17,7 +17,7 @@ from energon_pack.samples.input_rules import BLANK_IMAGE, MODEL_PROBE, InputRule
 from energon_pack.samples.media.arguments import PreparedMedia
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, VIDEO
 from energon_pack.samples.media.prepared import apply_medium_steps, prepared_media
-from energon_pack.samples.member import NOTHING_SHARED, MemberInput, Shared
+from energon_pack.samples.member import NOTHING_SHARED, MemberInput, Shared, media_in_order
 from energon_pack.samples.pack_reader import PackMembers
 from energon_pack.samples.tokens import MemberTokens, SeenMedium, TextColumns
 from energon_pack.training.encoded import IGNORE, EncodedMembers, Member, Members, restarting_counts
@@ -186,7 +186,7 @@ class MemberEncoder:
         num, tokens = member.shared, self.tokens_of(member)
         if not tokens.media and not any(num[1:]) and not any(member.media.values()):
             return _Draft(member, tokens, PreparedMedia())
-        files = member.media_in_order(tokens.media)
+        files = media_in_order(member, tokens.media)
         part_kinds = [kind for medium in tokens.media for kind in medium.part_kinds]
         first = num.num_images + num.num_videos
         before = part_kinds[:first]
