@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from support.marks import slow
 from support.running import ROOT, command
 
 PACKAGE = ROOT / "energon_pack"
@@ -299,7 +298,7 @@ def test_the_order_of_rooms_is_the_tested_one() -> None:
     assert [re.split(r"\s{2,}", line)[0] for line in shown.splitlines()] == tested.splitlines()
 
 
-@slow
+@pytest.mark.slow
 def test_a_run_opens_no_more_files() -> None:
     """A reader who follows a run opens them, and climbs where a file calls one that imports it."""
     command = [sys.executable, str(ROOT / "benchmarks" / "house.py"), "--walks"]
