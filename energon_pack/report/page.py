@@ -85,12 +85,14 @@ def run_page(
 def _verdict(remarks: Sequence[Remark], is_published: bool) -> Html:
     """Say in one line whether anything is wrong."""
     wrong = [remark for remark in remarks if remark.grade is Grade.wrong]
-    look = [remark for remark in remarks if remark.grade is Grade.look]
+    not_wrong = [remark for remark in remarks if remark.grade is Grade.look]
     if wrong:
         others = f", and {len(remarks) - 1} more to look at" if len(remarks) > 1 else ""
         return tag("p", tag("b", "Something is wrong: ", class_="bad"), wrong[0].what, others, ".", class_="verdict")
-    if look:
-        return tag("p", tag("b", f"{amount(len(look), 'thing')} to look at: "), look[0].what, ".", class_="verdict")
+    if not_wrong:
+        return tag(
+            "p", tag("b", f"{amount(len(not_wrong), 'thing')} to look at: "), not_wrong[0].what, ".", class_="verdict"
+        )
     fine = "nothing looks wrong" if remarks else "nothing stands out"
     done = f"Packed, and {fine}." if is_published else f"{fine.capitalize()}."
     return tag("p", tag("b", done, class_="good"), class_="verdict")

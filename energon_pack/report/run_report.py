@@ -113,7 +113,7 @@ class RunReport:
             figures = replace(figures, examples=first_entries_by_reason(ledger, figures.ledger_counts))
             found = remarks(figures, facts, self._settings.max_skipped)
             tiles = choose_tiles(*self._planned, found)
-            looked_at = first_that_fit(self._look(written, stored, tiles), _MAX_PACK_BYTES) if written else {}
+            looked_at = first_that_fit(self._shown_packs(written, stored, tiles), _MAX_PACK_BYTES) if written else {}
             tiles = self._workshop.executor.result(
                 self._workshop.executor.start(draw_tiles, (tiles, self._settings.read))
             )
@@ -150,7 +150,7 @@ class RunReport:
             )
         return LengthTrials([*self._choices], num_samples, num_samples)
 
-    def _look(self, folder: Path, stored: str | None, tiles: Sequence[Tile]) -> dict[int, Html]:
+    def _shown_packs(self, folder: Path, stored: str | None, tiles: Sequence[Tile]) -> dict[int, Html]:
         """Draw the fullest pack, the emptiest and some others, and those with samples of the contact sheet."""
         flavor, most = self._settings.output.flavor, self._settings.packing.max_token_len
         lengths, plan = self._planned
