@@ -198,7 +198,7 @@ def walks_of(root: Path) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         for name in WALKS:
             command = [sys.executable, __file__, "--walk", name]
-            environment = {**os.environ, "PYTHONPATH": str(root)}
+            environment = {**os.environ, "PYTHONPATH": str(root), "XDG_CACHE_HOME": folder}
             done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=folder)
             if done.returncode:
                 raise SystemExit(f"{root}: {name}: {done.stderr[-900:]}")
