@@ -1,7 +1,6 @@
-import math
-
 """Stages one by one, and in independent parts, write the same bytes as a single run."""
 
+import math
 import os
 import pickle
 import shutil
