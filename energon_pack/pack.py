@@ -96,35 +96,35 @@ def _pack(settings: StageSettings, places: Places, format_is_guessed: bool, work
     for line in method.lines(settings.method.template.model.template):
         say(line)
     measured = measuring.measure_source(source, indexed, method, settings.lengths, workshop)
-    page = RunReport(end, places.processor, measured.lengths, measured.num_repeated, measured.method, workshop)
+    run_report = RunReport(end, places.processor, measured.lengths, measured.num_repeated, measured.method, workshop)
     if end.stage is Stage.lengths:
-        return pages.try_pack_lens(measured, page, places.output.page, end, workshop)
+        return pages.try_pack_lens(measured, run_report, places.output.page, end, workshop)
     planned = planning.plan_source(measured, settings.plan, workshop)
     print_plan(planned.report)
-    page.add_plan(planned.lengths, planned.plan, planned.report)
+    run_report.add_plan(planned.lengths, planned.plan, planned.report)
     refusal = why_unpublished(planned.report, end.max_skipped, end.packing if places.output.publishes else None)
     if places.published is not None:
         refuse_other_dataset(places.published, planned.identity, places.output.destination.place)
         if refusal is None:
-            return publishing.end_already_published(planned, page, places, end.output, workshop)
+            return publishing.end_already_published(planned, run_report, places, end.output, workshop)
     if end.stage is Stage.plan:
-        return _end_with_plan(settings, places, planned, page, refusal, workshop)
-    return _write_and_publish(settings, places, planned, page, refusal, workshop)
+        return _end_with_plan(settings, places, planned, run_report, refusal, workshop)
+    return _write_and_publish(settings, places, planned, run_report, refusal, workshop)
 
 
 def _end_with_plan(
     settings: StageSettings,
     places: Places,
     planned: Planned,
-    page: RunReport,
+    run_report: RunReport,
     refusal: str | None,
     workshop: Workshop,
 ) -> dict[str, Any]:
     """End a run after its plan: write its page, and the files that `stage=write` needs."""
     output, end, expected = places.output, settings.end, ExpectedPlan.of(settings.plan, places)
-    pages.write_page(output.page, page, ledger_entries(planned.lengths, planned.plan, end.packing), refusal)
+    pages.write_page(output.page, run_report, ledger_entries(planned.lengths, planned.plan, end.packing), refusal)
     if refusal is None and (output.may_overwrite or output.destination.is_free()):  # else nothing could be published
-        with _staging(output.destination, planned, expected, end.output.overwrite) as staging:
+        with _staging(output.destination, planned.identity, expected, end.output.overwrite) as staging:
             output.destination.begin(staging, planned.identity, 0, output.may_overwrite)
             writing.write_plan_file(planned, staging, settings.shards.prefix)
             refusal_of_dataset = why_unpublished(planned.report, end.max_skipped, end.packing)
@@ -135,12 +135,12 @@ def _end_with_plan(
 
 
 @contextmanager
-def _staging(destination: DatasetInFolder, planned: Planned, expected: ExpectedPlan, overwrite: bool) -> Iterator[Path]:
+def _staging(destination: DatasetInFolder, identity: str, expected: ExpectedPlan, overwrite: bool) -> Iterator[Path]:
     """Open the folder that the run writes into; `overwrite`: the plan of another run that is there goes."""
     check = partial(refuse_other_plan, destination, expected.settings, overwrite)
     with (
         naming_full_disk("output.dir", destination.final.parent),
-        destination.staging(planned.identity, check) as staging,
+        destination.staging(identity, check) as staging,
     ):
         yield staging
 
@@ -149,7 +149,7 @@ def _write_and_publish(
     settings: StageSettings,
     places: Places,
     planned: Planned,
-    page: RunReport,
+    run_report: RunReport,
     refusal: str | None,
     workshop: Workshop,
 ) -> dict[str, Any]:
@@ -158,12 +158,12 @@ def _write_and_publish(
     destination, expected = output.destination, ExpectedPlan.of(settings.plan, places)
     num_bytes = None if settings.shards.media_root else planned.shards.num_bytes  # without media, packs are small
     with (
-        _staging(destination, planned, expected, end.output.overwrite) as staging,
+        _staging(destination, planned.identity, expected, end.output.overwrite) as staging,
         dropping_wrong_lengths(lengths.shards, method, workshop),
     ):
         write_ledger(staging / LEDGER, lengths, planned.plan, end.packing)
         if refusal:
-            pages.write_page_and_raise(destination.final, page, refusal, planned.report, staging / LEDGER)
+            pages.write_page_and_raise(destination.final, run_report, refusal, planned.report, staging / LEDGER)
         destination.begin(staging, planned.identity, num_bytes or 0, output.may_overwrite)
         jobs = partial(writing.shard_jobs, planned, staging, settings.shards, workshop)
         writing.write_plan_file(planned, staging, settings.shards.prefix)
@@ -181,4 +181,4 @@ def _write_and_publish(
         with workshop.progress.timed("verify"):
             audited = audit.finish(auditing, workshop)
         publishing.check_written(planned, written, destination, workshop)
-        return publishing.publish(planned, written, audited, page, output, end.everything, workshop.progress)
+        return publishing.publish(planned, written, audited, run_report, output, end.everything, workshop.progress)

@@ -56,7 +56,7 @@ class PlanSettings:
     max_shard_bytes: float
     seed: int
     content: dict[str, dict[str, Any]]  # all settings that the bytes of the shards depend on
-    places: list[Any]  # paths of the source and of its media
+    source_paths: list[Any]  # of the source and of its media
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class StageSettings:
                 max_shard_bytes=output.max_shard_bytes,
                 seed=config.seed,
                 content=content_settings(plain(config)),
-                places=_places_of(config.source),
+                source_paths=_source_paths(config.source),
             ),
             ShardSettings(
                 prefix=output.shard_prefix,
@@ -154,7 +154,7 @@ class StageSettings:
         )
 
 
-def _places_of(source: SourceConfig) -> list[Any]:
+def _source_paths(source: SourceConfig) -> list[Any]:
     """Return the paths of a source and of its media, each from the root of the file system."""
     paths = source.path if isinstance(source.path, list) else [source.path]
     places: list[Any] = [

@@ -67,7 +67,7 @@ class ExpectedPlan:
     @classmethod
     def of(cls, settings: PlanSettings, places: Places) -> "ExpectedPlan":
         """Return the plan that a run with these settings makes, or finds."""
-        recorded = {**settings.content, "places": settings.places}
+        recorded = {**settings.content, "places": settings.source_paths}
         return cls(recorded, places.source, page_of_stage(places.output.destination, Stage.plan))
 
     @property
