@@ -19,7 +19,7 @@ test: $(VENV)/.dev
 	$(RUN) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-slow: $(VENV)/.dev
-	$(RUN) tests/support/slow_parts.py $(PART)
+	PYTHONPATH=tests $(RUN) -m support.slow_parts $(PART)
 
 test-cpu: $(VENV)/.dev
 	rm -f test-cpu.jsonl

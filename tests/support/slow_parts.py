@@ -1,4 +1,4 @@
-"""Run the slow tests part by part, and note what each part came to: `python tests/support/slow_parts.py [PART ...]`.
+"""Run the slow tests part by part, and note what each part came to: `PYTHONPATH=tests python -m support.slow_parts [PART ...]`.
 
 Without a PART all run. The row of a part in docs/tables/slow.csv is replaced each time that the part runs.
 """
@@ -14,7 +14,8 @@ from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
 
-ROOT = Path(__file__).resolve().parents[2]
+from support.running import ROOT
+
 TABLE = ROOT / "docs" / "tables" / "slow.csv"
 COLUMNS = "part", "commit", "date", "passed", "failed", "skipped", "minutes", "CPU s", "which failed, why skipped"
 #: the beginnings of the paths of each part's test files, below `tests`; a file belongs to the first part that names it
@@ -58,7 +59,8 @@ def run(part: str) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", *options, f"--junitxml={report}", *map(str, files_of(part))]
-        code = subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}).returncode
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        code = subprocess.run(command, cwd=ROOT, env={**environment, "OMP_NUM_THREADS": "1"}).returncode
         cases = [*ElementTree.parse(report).iter("testcase")] if report.exists() else []
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
