@@ -1,4 +1,4 @@
-"""Run the slow tests part by part, and note what each part came to: `PYTHONPATH=tests python -m support.slow_parts [PART ...]`.
+"""Run the slow tests part by part, and note what each part came to: `make test-slow PART="NAME …"`.
 
 Without a PART all run. The row of a part in docs/tables/slow.csv is replaced each time that the part runs.
 """
