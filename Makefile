@@ -1,4 +1,5 @@
 # make demo: install and pack the built-in demo · make test: install and run the tests · make docs: the site, into site/
+# make test-slow PART=kills: one part of the slow tests (tests/support/slow_parts.py lists them); without PART, all
 PYTHON ?= python3
 VENV ?= .venv
 # two for each core: many tests wait for a server, a child or the disk
@@ -18,7 +19,7 @@ test: $(VENV)/.dev
 	$(RUN) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-slow: $(VENV)/.dev
-	$(RUN) -m pytest -m slow --timeout 3600 -o faulthandler_timeout=3500
+	$(RUN) tests/support/slow_parts.py $(PART)
 
 test-cpu: $(VENV)/.dev
 	rm -f test-cpu.jsonl

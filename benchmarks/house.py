@@ -2,23 +2,29 @@
 
 Statements are counted without imports and docstrings. A name counts as a pronoun each time that it is bound: as a
 variable, an argument, a function, a class or an attribute. Rings of files and arrows that run up are not counted:
-tests/test_architecture.py allows none.
+tests/test_architecture.py allows none. `--walks` also runs each tree: of the packing of the demo, of its plan in
+memory for a lazy dataset, and of one batch, the files whose functions ran, and the climbs: pairs of files of which the
+first called the second, though the second imports the first, itself or through others.
 """
 
 import argparse
 import ast
+import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import FrameType
 
 import yaml
 from rich.console import Console
 from rich.table import Table
 
 HERE = Path(__file__).resolve().parent.parent
+WALKS = "packing", "a lazy dataset", "a batch"
 PRONOUNS = frozenset(
     (
         "found",
@@ -153,12 +159,91 @@ def num_leaves(node: object) -> int:
     return sum(map(num_leaves, node.values())) if isinstance(node, dict) and node else 1
 
 
+def walk(name: str) -> None:
+    """Print, as JSON, the pairs of files of which the first called the second, of one of `WALKS` in this folder."""
+    import energon_pack
+    from energon_pack import LazyPackedDataset, PackedDataset
+    from energon_pack.config.compose import compose_config
+    from energon_pack.pack import pack
+
+    overrides = ["+model=qwen2_5_vl", "executor.num_workers=1", "measure.verify=1", "output.overwrite=true"]
+    config = compose_config([*overrides, "output.name=packs"])
+    packs = PackedDataset("packed/packs", "packed/.cache/demo/v1/processor") if name == "a batch" else None
+    package = str(Path(energon_pack.__file__).parent)
+    calls: set[tuple[str, str]] = set()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        called, caller = frame.f_code.co_filename, frame.f_back
+        if event == "call" and called.startswith(package):
+            while caller is not None and not caller.f_code.co_filename.startswith(package):
+                caller = caller.f_back  # a library calls it for us
+            calls.add((caller.f_code.co_filename if caller else called, called))
+
+    sys.setprofile(note)
+    if name == "packing":
+        pack(config)
+    elif name == "a lazy dataset":
+        source = ["source.path=packed/.cache/demo/v1/source", "model.processor=packed/.cache/demo/v1/processor"]
+        LazyPackedDataset([*overrides, *source])
+    elif packs is not None:
+        packs.collate([packs[0]])
+    sys.setprofile(None)
+    print(json.dumps([[str(Path(path).relative_to(package)) for path in pair] for pair in sorted(calls)]))
+
+
+def walks_of(root: Path) -> dict[str, str]:
+    """Return the rows of the table that show what runs in a tree."""
+    rows = {}
+    above = files_above(root / "energon_pack")
+    with tempfile.TemporaryDirectory() as folder:
+        for name in WALKS:
+            command = [sys.executable, __file__, "--walk", name]
+            environment = {**os.environ, "PYTHONPATH": str(root), "XDG_CACHE_HOME": folder}
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=folder)
+            if done.returncode:
+                raise SystemExit(f"{root}: {name}: {done.stderr[-900:]}")
+            pairs = json.loads(done.stdout.splitlines()[-1])
+            climbs = [(one, other) for one, other in pairs if other in above[one]]
+            rows[f"{name}: files, climbs"] = f"{len({other for _, other in pairs})}, {len(climbs)}"
+    return rows
+
+
+def files_above(package: Path) -> dict[str, set[str]]:
+    """Return, for each file of a package, the files that import it, themselves or through others."""
+    names = {
+        ".".join((package.name, *path.relative_to(package).with_suffix("").parts)): path for path in parsed(package)
+    }
+    files = {name.removesuffix(".__init__"): str(path.relative_to(package)) for name, path in names.items()}
+    above: dict[str, set[str]] = {file: set() for file in files.values()}
+    for path, tree in parsed(package).items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                for name in (node.module, *(f"{node.module}.{alias.name}" for alias in node.names)):
+                    if name in files:
+                        above[files[name]].add(str(path.relative_to(package)))
+    while any([grown(own, above) for own in above.values()]):
+        pass
+    return above
+
+
+def grown(own: set[str], above: dict[str, set[str]]) -> bool:
+    """Add to some files those that import them; return whether any was added."""
+    before = len(own)
+    own |= set().union(*(above[file] for file in own))
+    return len(own) > before
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("other", nargs="?", type=Path, help="another checkout, shown first")
+    parser.add_argument("--walks", action="store_true", help="also run each tree")
+    parser.add_argument("--walk", choices=WALKS, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.walk:
+        walk(options.walk)
+        return
     roots = [*([options.other.resolve()] if options.other else []), HERE]
-    columns = [measure(root) for root in roots]
+    columns = [measure(root) | (walks_of(root) if options.walks else {}) for root in roots]
     table = Table("", *(root.name for root in roots), box=None)
     for row in columns[0]:
         table.add_row(row, *(column[row] for column in columns))

@@ -1,7 +1,7 @@
-"""Fills two pages while the site is built: a line `::: name name` becomes what the source says of these names.
+"""Fills three pages while the site is built: a line `::: name name` becomes what the source says of these names.
 
 docs/api.md gets docstrings of public names; the source is read, not imported, so that a site needs no torch.
-docs/settings.md gets the keys below each node of the config.
+docs/settings.md gets the keys below each node of the config, docs/formats.md the fields of report.json.
 """
 
 import ast
@@ -20,7 +20,7 @@ _Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """What mkdocs calls for each page."""
-    fill = {"api.md": entries, "settings.md": table}.get(page.file.src_uri)
+    fill = {"api.md": entries, "settings.md": table, "formats.md": fields}.get(page.file.src_uri)
     return markdown if fill is None else re.sub(r"^::: (.+)$", lambda line: fill(line[1].split()), markdown, flags=re.M)
 
 
@@ -29,6 +29,24 @@ def table(nodes: Sequence[str]) -> str:
     rows = [one for node in nodes for one in all_settings() if f"{one.key}.".startswith(f"{node}.")]
     lines = [f"| `{one.key}` | `{one.default}` | {_cell(one)} |" for one in rows]
     return "\n".join(["| key | default | meaning |", "|---|---|---|", *lines])
+
+
+def fields(names: Sequence[str]) -> str:
+    """The fields of these classes of the report, with the comments beside them, as a table."""
+    rows = [f"| `{field}` | {meaning} |" for field, meaning in report_fields(names).items()]
+    return "\n".join(["| field | what it holds |", "|---|---|", *rows])
+
+
+def report_fields(names: Sequence[str]) -> dict[str, str]:
+    """Return what the comment beside each field of these classes says; "" where there is none."""
+    text = (_PACKAGE / "plan" / "report.py").read_text(encoding="utf-8")
+    lines, found = text.splitlines(), dict[str, str]()
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.ClassDef) and node.name in names:
+            for field in node.body:
+                if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                    found[field.target.id] = lines[field.lineno - 1].partition("  # ")[2].replace("|", "\\|")
+    return found
 
 
 def _cell(setting: Setting) -> str:

@@ -24,7 +24,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
-from energon_pack.config import ExecutorKind, ModelConfig, PackConfig, conf_dir, plain
+from energon_pack.config import ExecutorKind, ModelConfig, PackConfig, SourceConfig, conf_dir, plain
 from energon_pack.config.compose import hydra_error_line
 from energon_pack.config.hydra_start import find_plugins, parsed_arguments
 from energon_pack.config.naming import is_in_name_hash, output_name
@@ -85,7 +85,9 @@ def _run_job(composed: DictConfig, refusals: _Refusals) -> float:
         if any(override.startswith("+model=[") for override in HydraConfig.get().overrides.task):
             raise PackError("+model takes one model; sweep over several with -m +model=A,B")
         config = to_config(composed)
-        config.output.name = config.output.name or output_name(config, _default_config(composed), _swept_places(config))
+        config.output.name = config.output.name or output_name(
+            config, _default_config(composed), _swept_places(config.source, config.model)
+        )
         if sweep and (first := sweep.find_same_job(*_place_and_settings(config))) is not None:
             say(f"job {HydraConfig.get().job.num}: the same as job {first}")
             return _objective(config, sweep.read_figures(first))
@@ -113,31 +115,31 @@ def _objective(config: PackConfig, figures: Mapping[str, Any]) -> float:
 
 def _pack(config: PackConfig, sweep: SweepJob | None, is_here: bool) -> Mapping[str, Any]:
     """Pack, and record the result for the sweep; return the figures."""
-    from energon_pack.config.output_dir import page_of
+    from energon_pack.config.output_dir import OutputPlace
     from energon_pack.pack import pack
 
     if config.executor.kind == ExecutorKind.slurm:
         figures = _submit_to_slurm(config)
         if not figures:
             return figures
-        say(f"see it: {page_of(config)}")
+        say(f"see it: {OutputPlace.of(config).page}")
     elif is_here:
         figures = pack(config)
     else:
         with printed_together(job := _job_name()):
             figures = pack(config, job)
     if sweep:
-        sweep.write_success(page_of(config), figures, config.packing.max_dropped_tokens)
+        sweep.write_success(OutputPlace.of(config).page, figures, config.packing.max_dropped_tokens)
     return figures
 
 
 def _place_and_settings(config: PackConfig) -> tuple[str, str]:
     """Return the place that a job of a sweep writes to, and all settings that the written bytes may depend on."""
-    from energon_pack.config.output_dir import page_of
+    from energon_pack.config.output_dir import OutputPlace
 
     settings = {name: node for name, node in plain(config).items() if name not in ("executor", "measure", "cache_dir")}
     del settings["report"]["objective"]
-    return os.path.abspath(page_of(config)), json.dumps(settings, sort_keys=True)
+    return os.path.abspath(OutputPlace.of(config).page), json.dumps(settings, sort_keys=True)
 
 
 def _submit_to_slurm(config: PackConfig) -> dict[str, Any]:
@@ -322,7 +324,7 @@ def _groups_of(entry: Any) -> list[str]:
     return [str(group) for group in entry] if isinstance(entry, DictConfig) else []
 
 
-def _swept_places(config: PackConfig) -> dict[str, str]:
+def _swept_places(source: SourceConfig, model: ModelConfig) -> dict[str, str]:
     """Return the sources and processors that this sweep is over: no content settings, and yet they change the data."""
-    values = {"source.path": str(config.source.path), "model.processor": str(config.model.processor)}
+    values = {"source.path": str(source.path), "model.processor": str(model.processor)}
     return {key: values[key] for key in os.environ.get(_SWEPT_KEYS_VARIABLE, "").split() if key in values}

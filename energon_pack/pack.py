@@ -17,9 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from energon_pack.config import ExecutorKind, Format, PackConfig, Stage, plain
-from energon_pack.config.output_dir import may_overwrite, page_of, publishes
-from energon_pack.config.stage_settings import ShardSettings, StageSettings
+from energon_pack.config import Format, PackConfig, Stage
+from energon_pack.config.stage_settings import StageSettings
 from energon_pack.dataset.destination import refuse_other_dataset
 from energon_pack.dataset.energon_check import cache_key_of, import_energon
 from energon_pack.dataset.files import LEDGER
@@ -38,7 +37,7 @@ from energon_pack.run.workshop import Workshop, executor_of
 from energon_pack.sources.source_path import source_format, source_line
 from energon_pack.stages import measuring, pages, planning, publishing, writing
 from energon_pack.stages.places import Places, find_places
-from energon_pack.stages.plan_on_disk import ExpectedPlan, plan_settings, refuse_other_plan, write_job_files, write_part
+from energon_pack.stages.plan_on_disk import ExpectedPlan, refuse_other_plan, write_job_files, write_part
 from energon_pack.stages.planning import Planned
 from energon_pack.stages.writing import Written
 
@@ -74,69 +73,71 @@ def pack(config: PackConfig, job: str = "") -> dict[str, Any]:
         workshop = places.workshop(executor, progress)
         settings = StageSettings.of(config, places.source, places.processor)
         if config.stage is Stage.write:
-            expected = ExpectedPlan.of(config, places.source)
-            return write_part(places.destination, expected, part or Part(0, 1), settings.shards, workshop)
+            expected = ExpectedPlan.of(settings.plan, places)
+            return write_part(places.output.destination, expected, part or Part(0, 1), settings.shards, workshop)
         if part is not None:
             return measuring.measure_part(places.source, part, settings.method, settings.lengths, workshop)
-        return _pack(config, settings, places, format_is_guessed, workshop)
+        return _pack(settings, places, format_is_guessed, workshop)
 
 
-def _pack(
-    config: PackConfig, settings: StageSettings, places: Places, format_is_guessed: bool, workshop: Workshop
-) -> dict[str, Any]:
+def _pack(settings: StageSettings, places: Places, format_is_guessed: bool, workshop: Workshop) -> dict[str, Any]:
     """Run the stages in a row up to the one that the run ends with.
 
     Args:
         format_is_guessed: the user gave no format, and a line says which one the source has.
     """
-    source = places.source
+    source, end = places.source, settings.end
     # before the processor: a damaged tar stops the run at once
-    indexed = measuring.index_source(source.shards, settings.method.keep_damaged, config.seed, workshop)
+    indexed = measuring.index_source(source.shards, settings.method.keep_damaged, settings.plan.seed, workshop)
     if format_is_guessed:
         num_samples = sum(item.num_rows for item in indexed)
         say(f"read as: {source_line(source, num_samples)}")
     method = measuring.prepare_method(settings.method, workshop)
-    for line in method.lines(config.model.template):
+    for line in method.lines(settings.method.template.model.template):
         say(line)
     measured = measuring.measure_source(source, indexed, method, settings.lengths, workshop)
-    page = RunReport(config, places.processor, measured.lengths, measured.num_repeated, measured.method, workshop)
-    if config.stage is Stage.lengths:
-        return pages.try_pack_lens(measured, page, config, workshop)
+    page = RunReport(end, places.processor, measured.lengths, measured.num_repeated, measured.method, workshop)
+    if end.stage is Stage.lengths:
+        return pages.try_pack_lens(measured, page, places.output.page, end, workshop)
     planned = planning.plan_source(measured, settings.plan, workshop)
     print_plan(planned.report)
     page.add_plan(planned.lengths, planned.plan, planned.report)
-    refusal = why_unpublished(planned.report, config.max_skipped, config.packing if publishes(config) else None)
+    refusal = why_unpublished(planned.report, end.max_skipped, end.packing if places.output.publishes else None)
     if places.published is not None:
-        refuse_other_dataset(places.published, planned.identity, places.destination.place)
+        refuse_other_dataset(places.published, planned.identity, places.output.destination.place)
         if refusal is None:
-            return publishing.end_already_published(planned, page, places, config.output, workshop)
-    if config.stage is Stage.plan:
-        return _end_with_plan(config, places, planned, page, refusal, workshop)
-    return _write_and_publish(config, settings.shards, places, planned, page, refusal, workshop)
+            return publishing.end_already_published(planned, page, places, end.output, workshop)
+    if end.stage is Stage.plan:
+        return _end_with_plan(settings, places, planned, page, refusal, workshop)
+    return _write_and_publish(settings, places, planned, page, refusal, workshop)
 
 
 def _end_with_plan(
-    config: PackConfig, places: Places, planned: Planned, page: RunReport, refusal: str | None, workshop: Workshop
+    settings: StageSettings,
+    places: Places,
+    planned: Planned,
+    page: RunReport,
+    refusal: str | None,
+    workshop: Workshop,
 ) -> dict[str, Any]:
     """End a run after its plan: write its page, and the files that `stage=write` needs."""
-    destination = places.destination
-    pages.write_page(page_of(config), page, ledger_entries(planned.lengths, planned.plan, config.packing), refusal)
-    if refusal is None and (may_overwrite(config) or destination.is_free()):  # else nothing could be published
-        with _staging(config, destination, planned) as staging:
-            destination.begin(staging, planned.identity, 0, may_overwrite(config))
-            writing.write_plan_file(planned, staging, config.output.shard_prefix)
-            refusal_of_dataset = why_unpublished(planned.report, config.max_skipped, config.packing)
-            write_job_files(planned, ExpectedPlan.of(config, places.source), staging, refusal_of_dataset)
+    output, end, expected = places.output, settings.end, ExpectedPlan.of(settings.plan, places)
+    pages.write_page(output.page, page, ledger_entries(planned.lengths, planned.plan, end.packing), refusal)
+    if refusal is None and (output.may_overwrite or output.destination.is_free()):  # else nothing could be published
+        with _staging(output.destination, planned, expected, end.output.overwrite) as staging:
+            output.destination.begin(staging, planned.identity, 0, output.may_overwrite)
+            writing.write_plan_file(planned, staging, settings.shards.prefix)
+            refusal_of_dataset = why_unpublished(planned.report, end.max_skipped, end.packing)
+            write_job_files(planned, expected, staging, refusal_of_dataset)
     print_stages(workshop.progress)
-    refuse_future_loss(refusal, page_of(config), planned.report)
+    refuse_future_loss(refusal, output.page, planned.report)
     return planned.report.to_json()
 
 
 @contextmanager
-def _staging(config: PackConfig, destination: DatasetInFolder, planned: Planned) -> Iterator[Path]:
-    """Open the folder that the run writes into."""
-    settings, overwrite = plan_settings(config), config.output.overwrite
-    check = partial(refuse_other_plan, destination, settings, overwrite)
+def _staging(destination: DatasetInFolder, planned: Planned, expected: ExpectedPlan, overwrite: bool) -> Iterator[Path]:
+    """Open the folder that the run writes into; `overwrite`: the plan of another run that is there goes."""
+    check = partial(refuse_other_plan, destination, expected.settings, overwrite)
     with (
         naming_full_disk("output.dir", destination.final.parent),
         destination.staging(planned.identity, check) as staging,
@@ -145,8 +146,7 @@ def _staging(config: PackConfig, destination: DatasetInFolder, planned: Planned)
 
 
 def _write_and_publish(
-    config: PackConfig,
-    settings: ShardSettings,
+    settings: StageSettings,
     places: Places,
     planned: Planned,
     page: RunReport,
@@ -154,32 +154,31 @@ def _write_and_publish(
     workshop: Workshop,
 ) -> dict[str, Any]:
     """Write shards, check and publish them; for `stage=publish`, other processes have written them."""
-    destination, lengths, method, progress = places.destination, planned.lengths, planned.method, workshop.progress
-    num_bytes = None if settings.media_root else planned.shards.num_bytes  # without media, packs are small
+    output, end, lengths, method = places.output, settings.end, planned.lengths, planned.method
+    destination, expected = output.destination, ExpectedPlan.of(settings.plan, places)
+    num_bytes = None if settings.shards.media_root else planned.shards.num_bytes  # without media, packs are small
     with (
-        _staging(config, destination, planned) as staging,
+        _staging(destination, planned, expected, end.output.overwrite) as staging,
         dropping_wrong_lengths(lengths.shards, method, workshop),
     ):
-        write_ledger(staging / LEDGER, lengths, planned.plan, config.packing)
+        write_ledger(staging / LEDGER, lengths, planned.plan, end.packing)
         if refusal:
             pages.write_page_and_raise(destination.final, page, refusal, planned.report, staging / LEDGER)
-        destination.begin(staging, planned.identity, num_bytes or 0, may_overwrite(config))
-        is_shared = config.stage is Stage.publish or config.executor.kind != ExecutorKind.local
-        jobs = partial(writing.shard_jobs, planned, staging, settings, is_shared, workshop)
-        writing.write_plan_file(planned, staging, settings.prefix)
-        if config.stage is Stage.publish:
+        destination.begin(staging, planned.identity, num_bytes or 0, output.may_overwrite)
+        jobs = partial(writing.shard_jobs, planned, staging, settings.shards, workshop)
+        writing.write_plan_file(planned, staging, settings.shards.prefix)
+        if end.stage is Stage.publish:
             publishing.refuse_missing_shards(destination, jobs())
-        auditing = audit.start(lengths.shards, method, config.measure.verify, config.seed, workshop)
-        cache_key = "" if destination.is_stored else cache_key_of(lengths.flavor, config.output.dataset_yaml.value)
+        auditing = audit.start(lengths.shards, method, settings.lengths.verify, settings.lengths.seed, workshop)
+        cache_key = "" if destination.is_stored else cache_key_of(lengths.flavor, end.output.dataset_yaml.value)
         workshop.executor.start(import_energon, cache_key)  # the imports of the check, while packs are written
-        with progress.timed("write"):
+        with workshop.progress.timed("write"):
             check_unchanged(lengths.shards, workshop)
             total = writing.WriteSize(len(planned.shards.sizes), planned.plan.num_packs, num_bytes)
             shards = writing.write_shards(jobs(), destination, staging, total, workshop)
-            written = Written(shards, staging, settings.media_root)
-            publishing.write_nv_meta(planned, written, config.output)
-        with progress.timed("verify"):
+            written = Written(shards, staging, settings.shards.media_root)
+            publishing.write_nv_meta(planned, written, end.output)
+        with workshop.progress.timed("verify"):
             audited = audit.finish(auditing, workshop)
         publishing.check_written(planned, written, destination, workshop)
-        settings_shown, overwrite = plain(config), may_overwrite(config)
-        return publishing.publish(planned, written, audited, page, destination, settings_shown, overwrite, progress)
+        return publishing.publish(planned, written, audited, page, output, end.everything, workshop.progress)

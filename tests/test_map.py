@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from energon_pack.config import PackConfig
+from energon_pack.config import PackConfig, plain
 from energon_pack.config.compose import compose_config
 from energon_pack.config.naming import content_settings
 from energon_pack.errors import PackError
@@ -154,7 +154,7 @@ def test_the_file_of_a_step_is_part_of_what_results_are_kept_by(step: str, tmp_p
     assert [len(text) for text in hashes] == [12, 12]
     assert hashes[0] != hashes[1]
     assert configs[0].source.reading.identity["map"] == configs[0].source.map
-    assert content_settings(configs[0])["source"]["map"] == configs[0].source.map
+    assert content_settings(plain(configs[0]))["source"]["map"] == configs[0].source.map
     assert SourceConfig(map=configs[0].source.map) == configs[0].source
     with pytest.raises(PackError, match=r"the file of .*:shorten has changed since"):
         SourceConfig(map=f"{step}:shorten#0123456789ab")
@@ -163,7 +163,7 @@ def test_the_file_of_a_step_is_part_of_what_results_are_kept_by(step: str, tmp_p
 def test_without_a_step_nothing_changes() -> None:
     """What was measured, and datasets that were packed, before there were steps are still found."""
     assert "map" not in ReadSettings().identity
-    assert "map" not in content_settings(PackConfig())["source"]
+    assert "map" not in content_settings(plain(PackConfig()))["source"]
     value = {"messages": [{"role": "user", "content": "x"}]}
     assert map_record(value, ReadSettings()) is value
 

@@ -29,13 +29,11 @@ _PLACE_KEYS = {"path", "media_root", "media_map"}  # of an entry of a mixture
 _KEYS_IN_NAME = {"packing.layout", "packing.max_token_len"}
 
 
-def content_settings(config: PackConfig) -> dict[str, dict[str, Any]]:
-    """Return the settings that a dataset's bytes depend on, by node: no path, no number of workers, no processor."""
-    return content_of(plain(config))
+def content_settings(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the settings that a dataset's bytes depend on, by node: no path, no number of workers, no processor.
 
-
-def content_of(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the same as `content_settings` from the values of a config, as report.json has them."""
+    `values`: all settings of a run by node, as `plain` and report.json have them.
+    """
     nodes = {node: values[node] for node in _CONTENT_NODES}
     nodes["plan"] = {"seed": values["seed"]}
     if nodes["packing"]["overlong"] == Overlong.auto.value:  # it writes the same bytes as overlong=drop
@@ -102,7 +100,7 @@ def output_name(config: PackConfig, defaults: PackConfig, swept: Mapping[str, st
     """
     name = f"{_source_name(config.source.path)}-{config.model.name}"
     name += f"-{config.packing.layout.value}-{config.packing.max_token_len}"
-    ours, default_settings = content_settings(config), content_settings(defaults)
+    ours, default_settings = content_settings(plain(config)), content_settings(plain(defaults))
     changed = {
         f"{node}.{key}": value
         for node, items in ours.items()

@@ -1,9 +1,10 @@
 """Find where a run writes: the dataset `output.dir/output.name`, its page, the cache beside it, and sweeps."""
 
 import hashlib
+from dataclasses import dataclass
 from pathlib import Path
 
-from energon_pack.config import PackConfig, Stage
+from energon_pack.config import OutputConfig, PackConfig, Stage
 from energon_pack.dataset.files import PAGE
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.in_folder import DatasetInFolder
@@ -15,9 +16,31 @@ from energon_pack.run.user_cache import user_folder
 from energon_pack.sources.storage import path_in
 
 
-def destination_of(config: PackConfig) -> DatasetInFolder:
+@dataclass(frozen=True)
+class OutputPlace:
+    """Where a run writes, and what it may replace there."""
+
+    destination: DatasetInFolder
+    page: Path  # in the dataset, or beside its place if the run does not publish it
+    publishes: bool  # the run ends by publishing its dataset: `stage=all` or `publish`
+    may_overwrite: bool  # by `output.overwrite`, or because the run packs the demo
+
+    @classmethod
+    def of(cls, config: PackConfig) -> "OutputPlace":
+        """Return the place that a config names; raises PackError if the dataset has no name."""
+        destination = _destination(config.output, config.cache_dir)
+        publishes = config.stage in (Stage.all, Stage.publish)
+        page = destination.final / PAGE if publishes else page_of_stage(destination, config.stage)
+        return cls(destination, page, publishes, config.output.overwrite or config.source.is_demo)
+
+
+def page_of_stage(destination: DatasetInFolder, stage: Stage) -> Path:
+    """Return the path of the page of a stage that publishes no dataset."""
+    return page_of_unpublished(destination.final, f"{stage.value}.html")
+
+
+def _destination(output: OutputConfig, cache_dir: str | None) -> DatasetInFolder:
     """Return the dataset that a run writes, in a folder or on an object store; raises PackError without a name."""
-    output = config.output
     if output.name is None:
         raise PackError("output.name must be set")
     dataset = DatasetFolder(path_in(output.dir, output.name))
@@ -25,24 +48,8 @@ def destination_of(config: PackConfig) -> DatasetInFolder:
         return DatasetInFolder(Path(output.dir).expanduser() / output.name)
     if output.sqlite:
         raise PackError(f"output.sqlite=true: of a dataset on an object store no index is written ({output.dir})")
-    here = cache_folder(config.cache_dir, output.dir) / "outputs" / short_hash(parent(dataset.path))
+    here = cache_folder(cache_dir, output.dir) / "outputs" / short_hash(parent(dataset.path))
     return DatasetInStore(dataset.path, here / output.name)
-
-
-def page_of(config: PackConfig) -> Path:
-    """Return the path of a run's page: in the dataset, or beside its place if the run does not publish it."""
-    final = destination_of(config).final
-    return final / PAGE if publishes(config) else page_of_unpublished(final, f"{config.stage.value}.html")
-
-
-def may_overwrite(config: PackConfig) -> bool:
-    """Say whether a run may replace a dataset: by `output.overwrite`, or because it packs the demo."""
-    return config.output.overwrite or config.source.is_demo
-
-
-def publishes(config: PackConfig) -> bool:
-    """Say whether a run ends by publishing its dataset: `stage=all` or `publish`."""
-    return config.stage in (Stage.all, Stage.publish)
 
 
 def cache_folder(cache_dir: str | None, output_dir: str) -> Path:

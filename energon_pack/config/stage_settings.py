@@ -4,16 +4,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from energon_pack.config.naming import content_settings
-from energon_pack.config.schema import MediaIn, PackConfig, Stage
+from energon_pack.config.schema import MediaIn, OutputConfig, PackConfig, Stage
 from energon_pack.plan.settings import PackingConfig, Share
 from energon_pack.plan.splits import split_shares
+from energon_pack.run.executors.settings import ExecutorKind
 from energon_pack.run.plain_data import plain
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.settings import ReadSettings, Take
 from energon_pack.sources.find import Source
 from energon_pack.sources.media_map import MediaMap, media_map_of
 from energon_pack.sources.mixture import Mixture
-from energon_pack.sources.settings import OnDamaged
+from energon_pack.sources.settings import OnDamaged, SourceConfig
+from energon_pack.sources.storage import absolute
 from energon_pack.templates.settings import LabelsConfig, TemplateSettings
 
 
@@ -54,6 +56,7 @@ class PlanSettings:
     max_shard_bytes: float
     seed: int
     content: dict[str, dict[str, Any]]  # all settings that the bytes of the shards depend on
+    places: list[Any]  # paths of the source and of its media
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,21 @@ class ShardSettings:
     flavor: PackedFlavor
     has_messages: bool  # the JSON of packs holds the conversations
     media_root: str | None  # the place of the source, whose media packs refer to; None: packs hold their media
+    is_shared: bool  # several processes write: each marks its shards
+
+
+@dataclass(frozen=True)
+class EndSettings:
+    """With which stage a run ends, which losses it accepts, and what its page and its dataset show."""
+
+    stage: Stage
+    max_skipped: float  # share of the samples that bad data may cost
+    packing: PackingConfig
+    output: OutputConfig
+    tried_lens: list[int]  # lengths of packs to compare; empty: chosen by the samples
+    read: ReadSettings
+    is_demo: bool
+    everything: dict[str, Any]  # all settings of the run, by node
 
 
 @dataclass(frozen=True)
@@ -76,6 +94,7 @@ class StageSettings:
     lengths: LengthSettings
     plan: PlanSettings
     shards: ShardSettings
+    end: EndSettings
 
     @classmethod
     def of(cls, config: PackConfig, source: Source, processor: str) -> "StageSettings":
@@ -110,7 +129,8 @@ class StageSettings:
                 max_shard_packs=output.max_shard_packs,
                 max_shard_bytes=output.max_shard_bytes,
                 seed=config.seed,
-                content=content_settings(config),
+                content=content_settings(plain(config)),
+                places=_places_of(config.source),
             ),
             ShardSettings(
                 prefix=output.shard_prefix,
@@ -119,5 +139,25 @@ class StageSettings:
                 flavor=flavor,
                 has_messages=output.messages,
                 media_root=source.root if writes_shards and output.media is MediaIn.reference else None,
+                is_shared=config.stage is Stage.publish or config.executor.kind is not ExecutorKind.local,
+            ),
+            EndSettings(
+                stage=config.stage,
+                max_skipped=config.max_skipped,
+                packing=config.packing,
+                output=output,
+                tried_lens=config.report.lens,
+                read=read,
+                is_demo=config.source.is_demo,
+                everything=plain(config),
             ),
         )
+
+
+def _places_of(source: SourceConfig) -> list[Any]:
+    """Return the paths of a source and of its media, each from the root of the file system."""
+    paths = source.path if isinstance(source.path, list) else [source.path]
+    places: list[Any] = [
+        absolute(each) if isinstance(each, str) else each for each in (*paths, source.media_root) if each
+    ]
+    return [*places, *media_map_of(source.media_map)]

@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -149,7 +149,7 @@ def _check_values(config: PackConfig) -> None:
                 f"report.lens={config.report.lens}: {max_token_len} is less than"
                 f" packing.pad_to_multiple_of={packing.pad_to_multiple_of}"
             )
-    for name, value in [*_whole_numbers(config), ("output.max_shard_bytes", config.output.max_shard_bytes)]:
+    for name, value in [*_whole_numbers(plain(config)), ("output.max_shard_bytes", config.output.max_shard_bytes)]:
         if value < 1:
             raise PackError(f"{name}={value}: must be at least 1")
     for name, share in (("max_skipped", config.max_skipped), ("measure.verify", config.measure.verify)):
@@ -225,9 +225,9 @@ def _check_pairs(packing: PackingConfig, labels: LabelsConfig, output: OutputCon
         raise PackError(f"source.take=both with {name}: {why}; source.take=chosen packs the good sides alone")
 
 
-def _whole_numbers(config: PackConfig) -> Iterator[tuple[str, int]]:
+def _whole_numbers(nodes: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     """Yield the key and value of each whole number in a node of the config: all of them are sizes or counts."""
-    for node, settings in plain(config).items():
+    for node, settings in nodes.items():
         for name, value in settings.items() if isinstance(settings, dict) else ():
             if isinstance(value, int) and not isinstance(value, bool):
                 yield f"{node}.{name}", value

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from energon_pack.config import PackConfig
+from energon_pack.config import Stage
 from energon_pack.config.compose import compose_config
+from energon_pack.config.stage_settings import StageSettings
 from energon_pack.errors import PackError, amount
 from energon_pack.inspect import is_override
 from energon_pack.lengths.method import Method
@@ -71,15 +72,16 @@ def show_sample(options: argparse.Namespace) -> int:
     named = [text for text in options.given if not is_override(text)]
     if len(named) > 1:
         raise PackError(f"{' '.join(named)}: one number or id of a sample")
-    config = compose_config(overrides)
+    config = replace(compose_config(overrides), stage=Stage.plan)
     if options.processor:
         config = replace(config, model=replace(config.model, processor=options.processor))
     source = find_source(config.source, options.source)
     indexed, place, number = _choose_sample(source, named[0] if named else None, options.random)
     shard = indexed.shard
-    template, missing = load_config_template(config)
+    settings = StageSettings.of(config, source, config.model.processor or "")
+    template, missing = _load_template(settings.method.template)
     with Reader() as reader:
-        looked = look_at_sample(config, reader, shard, indexed.rows[place], template)
+        looked = look_at_sample(settings, reader, shard, indexed.rows[place], template)
     num_files = len(source.shards)
     where = f"sample {place:,} of {shard.name}" + f", a file of {num_files:,} in the source" * (num_files > 1)
     remarks = [*indexed.damage, *looked.remarks]
@@ -94,14 +96,14 @@ def show_sample(options: argparse.Namespace) -> int:
 
 
 def look_at_sample(
-    config: PackConfig,
+    settings: StageSettings,
     reader: Reader,
     shard: Shard,
     row: IndexRow | LengthsRow,
     template: Template | None,
 ) -> ShownSample:
     """Read a sample as packing does; if it can't be packed, `view.refused` says why. `template`: None: no tokens."""
-    sample_id, reads = shard.sample_id(row.key), config.source.reading
+    sample_id, reads = shard.sample_id(row.key), settings.method.read
     raw = b""
     try:
         if row.record_size:
@@ -134,7 +136,7 @@ def look_at_sample(
         gone = ", ".join(name or "one without a name" for name in sample.removed)
         remarks.append(f"pictures that are missing have lost their places: {gone} (source.missing_media=remove)")
     if template is not None and view.refused is None:
-        refused, more = _pair_verdict(config, template, sides) if sides else _packing_verdict(config, row, sample)
+        refused, more = _pair_verdict(settings, template, sides) if sides else _packing_verdict(settings, row, sample)
         view, remarks = replace(view, refused=refused), remarks + more
     return ShownSample(view, _short_json(raw), remarks, *rejected)
 
@@ -146,42 +148,47 @@ def print_rejected(looked: ShownSample, most: int | None) -> None:
         print_blocks(member_blocks(looked.rejected), most)
 
 
-def _packing_verdict(config: PackConfig, row: LengthsRow, sample: ReadSample) -> tuple[str | None, list[str]]:
+def _packing_verdict(settings: StageSettings, row: LengthsRow, sample: ReadSample) -> tuple[str | None, list[str]]:
     """Return why packing would leave out a tokenized sample (None: it would not), and remarks, as that it is cut."""
-    remarks, packing, flavor = [], config.packing, config.output.packed_flavor()
+    remarks, packing, labels, flavor = [], settings.plan.packing, settings.lengths.labels, settings.lengths.flavor
     if row.reason is not None:
         return f"{row.reason}: {row.detail}", []
     if unfit := flavor.unfit(row.does_not_fit or {}):
         return f"{Reason.NOT_IN_FLAVOR.value}: {flavor.holder} has no place for it: {unfit}", []
-    if cuts := cuts_of(sample, config.labels):
-        remarks.append(f"labels.expand={config.labels.expand.value}: it becomes {amount(len(cuts), 'sample')}")
+    if cuts := cuts_of(sample, labels):
+        remarks.append(f"labels.expand={labels.expand.value}: it becomes {amount(len(cuts), 'sample')}")
     if too_much := caps.exceeded_limits({name: getattr(row, name) for name in caps.COLUMNS}, packing):
         remarks.append(f"{', '.join(too_much)}: packing.overlong={packing.overlong.value} says what becomes of it")
     if row.num_supervised:
         return None, remarks
-    if config.labels.untrained is Untrained.drop:
+    if labels.untrained is Untrained.drop:
         return f"{Reason.NOTHING_TRAINED.value}: {NOTHING_TRAINED_DETAIL}", remarks
     return None, [*remarks, NOTHING_TRAINED_DETAIL]
 
 
-def _pair_verdict(config: PackConfig, template: Template, sides: Sequence[ReadSample]) -> tuple[str | None, list[str]]:
+def _pair_verdict(
+    settings: StageSettings, template: Template, sides: Sequence[ReadSample]
+) -> tuple[str | None, list[str]]:
     """Return why packing would leave out a pair, or None, and what both sides are together."""
-    packing = replace(config.packing, need_image=False, window=None, topology=Topology())  # a plan over all has these
-    measurer = SampleMeasurer(template, packing, config.source.control_tokens, drop=True)
+    packing = replace(
+        settings.plan.packing, need_image=False, window=None, topology=Topology()
+    )  # a plan over all has these
+    measurer = SampleMeasurer(template, packing, settings.method.read.control_tokens, drop=True)
     [measured] = measurer.measure_sides([[as_sample(side) for side in sides]])
     if isinstance(measured, Skip) and measured.reason not in (Reason.OVERLONG, Reason.OVER_CAP):
         return str(measured), []
     if isinstance(measured, Skip):
-        what = f"{measured.detail}: packing.overlong={config.packing.overlong.value} says what becomes of the pair"
+        what = f"{measured.detail}: packing.overlong={packing.overlong.value} says what becomes of the pair"
     else:
         chosen, rejected, shared, *_ = measured.pair
         what = f"{measured.token_len:,} tokens: {chosen:,} chosen, {rejected:,} rejected, {shared:,} of them shared"
     return None, [f"both sides together: {what}"]
 
 
-def load_config_template(config: PackConfig) -> tuple[Template | None, str | None]:
+def _load_template(settings: TemplateSettings) -> tuple[Template | None, str | None]:
+    """Return the template, or None and a sentence that says why there is none."""
     try:
-        return load_template(TemplateSettings(config.model, config.media, config.labels.as_labels)), None
+        return load_template(settings), None
     except (OSError, ValueError, ImportError) as error:
         return None, f"no tokens: {' '.join(str(error).split())[:300]}"
 

@@ -177,7 +177,7 @@ def _try_source(
     tried = _measure_spread_samples(config_with(()), executor, arguments, is_first=True)
     config, lengths = tried.config, tried.measured.lengths
     most = None if arguments.full else _MAX_CHARS
-    _show_samples(config, lengths, load_saved_template(tried.measured.method.template_folder), most)
+    _show_samples(tried.settings, lengths, load_saved_template(tried.measured.method.template_folder), most)
     examples = example_losses(lengths, config.packing)
     cures: list[str] = []
     useless: list[str] = []
@@ -226,7 +226,7 @@ def _choose_evenly(shards: Sequence[Shard], most: int) -> list[Shard]:
     return [shards[number * len(shards) // most] for number in range(most)]
 
 
-def _show_samples(config: PackConfig, lengths: Lengths, template: Template, most: int | None) -> None:
+def _show_samples(settings: StageSettings, lengths: Lengths, template: Template, most: int | None) -> None:
     """Print some samples as training gets them, each with the reason for which `_samples_to_show` chose it.
 
     `most`: characters of the text of each; None: all.
@@ -236,7 +236,7 @@ def _show_samples(config: PackConfig, lengths: Lengths, template: Template, most
     rows = {place: (shard, row) for place, shard, row, _ in rows_at(lengths, np.array([*numbers]))}
     with Reader() as reader:
         for place, kind in enumerate(numbers.values()):
-            looked = look_at_sample(config, reader, *rows[place], template)
+            looked = look_at_sample(settings, reader, *rows[place], template)
             print_heading(f"{looked.view.sample_id}  ({kind})")
             print_blocks(Sentence(remark, "bad") for remark in looked.remarks)
             print_blocks(member_blocks(looked.view), most)

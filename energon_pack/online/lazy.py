@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from energon_pack.config import PackConfig
+from energon_pack.config import PackConfig, PackingConfig
 from energon_pack.config.compose import config_of
 from energon_pack.dataset.files import LEDGER
 from energon_pack.dataset.manifest import PackSums
@@ -93,7 +93,7 @@ class LazyPackedDataset(PacksByNumber):
             raise PackError(f"split={split} has no pack: output.splits.{split} fills it")
         self._num_packs, name = len(packs), f"{split}-{len(packs)}"
         first = replace(planned, plan=select_packs(planned.plan, [packs]))
-        self._plans = EpochPlans(prepared.folder / name, len(packs), self.config, first)
+        self._plans = EpochPlans(prepared.folder / name, len(packs), self.config.packing, self.config.seed, first)
         self._plans.ensure_written(0)
         self._samples = prepared.samples
         # Shared memory, so that persistent workers see a new epoch.
@@ -148,8 +148,9 @@ class EpochPlans:
             a DataLoader worker: so a copy does not grow with the number of samples.
     """
 
-    def __init__(self, folder: Path, num_packs: int, config: PackConfig, first: Planned | None = None):
-        self._folder, self._num_packs, self._config, self.first = folder, num_packs, config, first
+    def __init__(self, folder: Path, num_packs: int, packing: PackingConfig, seed: int, first: Planned | None = None):
+        self._folder, self._num_packs, self.first = folder, num_packs, first
+        self._packing, self._seed = packing, seed
         self._mapped_plans: LruCache[int, Ints] = LruCache(2)  # an epoch's last packs and the next one's first may mix
 
     def items(self, epoch: int, pack: int) -> list[int]:
@@ -171,9 +172,9 @@ class EpochPlans:
 
     def plan(self, epoch: int) -> PackPlan:
         """Return the plan of an epoch; raises PackError in a pickled copy."""
-        first, config = self._first_planned(epoch), self._config
+        first = self._first_planned(epoch)
         size = 2 if first.lengths.has_pairs else 1
-        return plan_of_epoch(first.plan, first.lengths.items, config.packing, config.seed, epoch, size)
+        return plan_of_epoch(first.plan, first.lengths.items, self._packing, self._seed, epoch, size)
 
     def pack_sums(self, epoch: int) -> PackSums:
         """Return sums over the members of each pack of an epoch; raises like `plan`."""
@@ -198,5 +199,5 @@ class EpochPlans:
     def _path(self, epoch: int) -> Path:
         return self._folder / f"{epoch:06d}.npy"
 
-    def __reduce__(self) -> tuple[type["EpochPlans"], tuple[Path, int, PackConfig]]:
-        return EpochPlans, (self._folder, self._num_packs, self._config)
+    def __reduce__(self) -> tuple[type["EpochPlans"], tuple[Path, int, PackingConfig, int]]:
+        return EpochPlans, (self._folder, self._num_packs, self._packing, self._seed)

@@ -19,9 +19,9 @@ import pyarrow as pa
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from energon_pack.config import LabelsConfig, PackConfig, PackingConfig, SourceConfig, Stage
+from energon_pack.config import LabelsConfig, ModelConfig, PackConfig, PackingConfig, SourceConfig, Stage
 from energon_pack.config.compose import config_of
-from energon_pack.config.output_dir import cache_folder
+from energon_pack.config.output_dir import OutputPlace, cache_folder, page_of_stage
 from energon_pack.config.stage_settings import LengthSettings, StageSettings
 from energon_pack.dataset.destination import refuse_unwritable_folder
 from energon_pack.dataset.energon import manifest_of
@@ -208,7 +208,7 @@ def prepare(
         if late := next((entry for entry in mixture.entries if entry.phase > 1), None) if mixture else None:
             raise PackError(f"mixture: {late.name} has phase={late.phase}: phases are for packs on disk")
     else:
-        places = places_without_files(config)
+        places = places_without_files(config.source, config.model, config.output.dir, config.cache_dir)
         places = places if known else replace(places, cache_dir=_temporary_cache())
     workshop = places.workshop(executor, Progress())
     samples_given = None if conversations is None else samples_in_memory(conversations, source)
@@ -280,14 +280,16 @@ def _first_skipped(skipped: Path, is_given: bool, known: str | None) -> str:
     return f"{first}; {skipped} names each{kept}"
 
 
-def places_without_files(config: PackConfig) -> Places:
+def places_without_files(settings: SourceConfig, model: ModelConfig, output_dir: str, cache_dir: str | None) -> Places:
     """Return the places of samples in memory, without source files; `source.split` and `source.map` are refused."""
     for name in ("split", "map"):
-        if (value := getattr(config.source, name)) is not None:
+        if (value := getattr(settings, name)) is not None:
             raise PackError(f"source.{name}={value}: only for files; pass just the conversations you want to pack")
-    cache = cache_folder(config.cache_dir, config.output.dir)
-    refuse_unwritable_folder("cache_dir" if config.cache_dir else "output.dir", cache)
-    return Places(Source([], frozenset()), config.model.path_or_hub_id(), DatasetInFolder(cache), cache)
+    cache = cache_folder(cache_dir, output_dir)
+    refuse_unwritable_folder("cache_dir" if cache_dir else "output.dir", cache)
+    destination = DatasetInFolder(cache)
+    unused = OutputPlace(destination, page_of_stage(destination, Stage.plan), publishes=False, may_overwrite=False)
+    return Places(Source([], frozenset()), model.path_or_hub_id(), unused, cache)
 
 
 def _write(folder: Path, planned: Planned, packing: PackingConfig) -> None:

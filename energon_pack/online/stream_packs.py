@@ -76,9 +76,11 @@ class Draws:
         if not datasets:
             return None
         dataset = datasets[self._choose_dataset([self._weights[d] for d in datasets])]
-        turn, place = divmod(self.positions[dataset].number_at(), self._sizes[dataset])
+        epoch, place = divmod(self.positions[dataset].number_at(), self._sizes[dataset])
         self.positions[dataset] = self.positions[dataset].after(1)
-        return Draw(dataset, permuted_number(place, self._sizes[dataset], self._permutation_keys[dataset] + turn), turn)
+        return Draw(
+            dataset, permuted_number(place, self._sizes[dataset], self._permutation_keys[dataset] + epoch), epoch
+        )
 
     def _is_used_up(self, dataset: int) -> bool:
         return not self._replacement and self.positions[dataset].number_at() >= self._sizes[dataset]

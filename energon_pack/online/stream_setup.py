@@ -44,7 +44,7 @@ class PreparedStream:
     @property
     def manifest(self) -> dict[str, Any]:
         """The part of energon_pack.json that PackEncoder needs."""
-        return manifest_settings(content_settings(self.config))
+        return manifest_settings(content_settings(plain(self.config)))
 
     @property
     def fingerprint(self) -> str:
@@ -106,8 +106,10 @@ def _prepare_all(each: Sequence[tuple[PackConfig, Any]]) -> PreparedStream:
     config = each[0][0]
     executor = LocalExecutor(config.executor.num_workers, runs_script=False)
     all_places = [
-        find_places(config_of_source) if _is_in_files(source) else places_without_files(config_of_source)
-        for config_of_source, source in each
+        find_places(its)
+        if _is_in_files(source)
+        else places_without_files(its.source, its.model, its.output.dir, its.cache_dir)
+        for its, source in each
     ]
     workshop = Workshop(executor, Progress(), all_places[0].cache_dir)
     with one_process_at_a_time(workshop.cache()), executor:
@@ -115,7 +117,7 @@ def _prepare_all(each: Sequence[tuple[PackConfig, Any]]) -> PreparedStream:
         method = prepare_method(settings.method, workshop)
         config = replace(config, model=replace(config.model, template=method.choice.template))
         datasets = [
-            _samples_in_files(config_of_source, places.source, workshop)
+            _samples_in_files(config_of_source.source, places.source, config.seed, workshop)
             if _is_in_files(source)
             else _samples_in_memory(source, config_of_source.source)
             for (config_of_source, source), places in zip(each, all_places, strict=True)
@@ -138,15 +140,15 @@ def _samples_in_memory(samples: Any, settings: SourceConfig) -> Samples:
     return samples_in_memory(samples, settings)
 
 
-def _samples_in_files(config: PackConfig, source: Source, workshop: Workshop) -> Samples:
+def _samples_in_files(settings: SourceConfig, source: Source, seed: int, workshop: Workshop) -> Samples:
     if source.mixture is not None:
-        raise PackError(f"source.path={config.source.path}: a stream has no mixture: sources=[…] of it have weights")
-    keep_damaged = config.source.on_damaged is OnDamaged.keep
-    indexed = first_samples(index_source(source.shards, keep_damaged, config.seed, workshop), config.source.limit)
+        raise PackError(f"source.path={settings.path}: a stream has no mixture: sources=[…] of it have weights")
+    keep_damaged = settings.on_damaged is OnDamaged.keep
+    indexed = first_samples(index_source(source.shards, keep_damaged, seed, workshop), settings.limit)
     depends = [[item.key, *item.draw_settings, item.num_samples] for item in indexed]
     identity = hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:24]
     folder = workshop.cache("stream", identity) / "once"
     make_once(folder, lambda part: write_index(part / _INDEX_FILE, indexed))
     return IndexedSamples(
-        [item.shard for item in indexed], config.source.reading, StoredRows(folder / _INDEX_FILE, IndexedRow)
+        [item.shard for item in indexed], settings.reading, StoredRows(folder / _INDEX_FILE, IndexedRow)
     )

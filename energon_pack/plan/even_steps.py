@@ -208,17 +208,17 @@ def deal_evenly(costs: Floats, rounds: Ints, across: bool = False) -> Ints:
         largest_first = np.argsort(-of_items[chosen, sets], axis=1, kind="stable")
         np.put_along_axis(dealt[place], least_first, np.take_along_axis(items, largest_first, 1), 1)
         total += costs[:, dealt[place]]
-    for turn in range(_SWAP_ROUNDS):
-        _swap_items(costs, dealt, total, turn, turn % len(rounds) if across else 0)
+    for number in range(_SWAP_ROUNDS):
+        _swap_items(costs, dealt, total, number, number % len(rounds) if across else 0)
     return dealt
 
 
-def _swap_items(costs: Floats, dealt: Ints, total: Floats, turn: int, later: int) -> None:
+def _swap_items(costs: Floats, dealt: Ints, total: Floats, shift: int, later: int) -> None:
     """Swap items, in place, between bins that have much and bins that have little of the least even cost."""
     half = dealt.shape[2] // 2
     sets = np.arange(dealt.shape[1])
     by_total = np.argsort(total[np.ptp(total, axis=2).argmax(axis=0), sets], axis=1, kind="stable")
-    least, most = np.roll(by_total[:, :half], turn, axis=1), by_total[:, ::-1][:, :half]
+    least, most = np.roll(by_total[:, :half], shift, axis=1), by_total[:, ::-1][:, :half]
     pair = sets[:, None]
     gap = total[:, pair, most] - total[:, pair, least]
     of_other = np.roll(np.arange(len(dealt)), -later)

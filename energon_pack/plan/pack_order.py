@@ -180,9 +180,9 @@ def even_out_shares(order: Ints, size: int, amounts: Floats) -> Ints:
     off = (amounts - np.outer(total, amounts.sum(axis=0) / max(1e-9, float(total.sum())))) / mean
     tried = min(size, _MAX_TRIED_PACKS if len(order) <= _MANY_PACKS else _MAX_TRIED_PACKS // 2)
     off = np.column_stack((off, _TOTAL_WEIGHT * (total - mean) / mean))
-    for turn in range(_SWAP_ROUNDS):
-        first = np.arange(turn % 2, num - 1, 2)
-        places = (np.arange(tried) * max(1, size // tried) + turn * 5) % size
+    for number in range(_SWAP_ROUNDS):
+        first = np.arange(number % 2, num - 1, 2)
+        places = (np.arange(tried) * max(1, size // tried) + number * 5) % size
         for start in range(0, len(first), _PAIRS_AT_ONCE):
             _swap_packs(steps, first[start : start + _PAIRS_AT_ONCE], places, off)
     return np.concatenate((steps.ravel(), order[num * size :]))

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from energon_pack.config import PackConfig, Stage, plain
+from energon_pack.config import Stage
 from energon_pack.dataset.files import value_at
 from energon_pack.errors import amount
 from energon_pack.plan.report import Report, RunFacts
@@ -26,9 +26,9 @@ _SETTING_NAME = re.compile(r"\b(?:model|media|source|labels|packing|output|measu
 
 @dataclass(frozen=True)
 class PageFacts:
-    """What the page of a run shows beside figures: its config, title, processor, files, and why it failed."""
+    """What the page of a run shows beside figures: its settings, title, processor, files, and why it failed."""
 
-    config: PackConfig  # the user's config
+    settings: Mapping[str, Any]  # all of the run's, by node
     title: str
     processor: str  # folder or hub id
     facts: RunFacts | None = None  # of a finished run
@@ -52,9 +52,9 @@ def run_page(
         contact_sheet: the section with a few samples; None: there is none.
     """
     title = clipped(about.title, _MAX_TITLE_CHARS)
-    model = about.config.model
-    said = f"stage={about.config.stage.value}, model {model.name}, processor {about.processor}"
-    why = "Nothing is published: " if about.config.stage is Stage.all else "stage=all would publish nothing: "
+    stage, model = about.settings["stage"], about.settings["model"]["name"]
+    said = f"stage={stage}, model {model}, processor {about.processor}"
+    why = "Nothing is published: " if stage == Stage.all.value else "stage=all would publish nothing: "
     failed = (
         tag("p", tag("b", why, class_="bad"), f"{clipped(about.failed, 3 * _MAX_TITLE_CHARS)}.")
         if about.failed
@@ -68,7 +68,7 @@ def run_page(
         failed or _verdict(found, about.folder is not None),
         _length_advice(figures, found),
         section("In and out", *_sample_tables(figures)),
-        _remarks_list(found, about.config),
+        _remarks_list(found, about.settings),
         contact_sheet,
         section("Token lengths", *_sample_lengths(figures)),
         section("Which length", *_pack_lengths(figures)),
@@ -78,19 +78,21 @@ def run_page(
         page_details.skipped_section(figures, about.ledger),
         section("A few packs", tag("div", *pack_sections, class_="aside"), says=says) if pack_sections else None,
         page_details.time_section(about.facts) if about.facts else None,
-        page_details.settings_section(about.config, about.facts, about.processor, about.folder),
+        page_details.settings_section(about.settings, about.facts, about.processor, about.folder),
     )
 
 
 def _verdict(remarks: Sequence[Remark], is_published: bool) -> Html:
     """Say in one line whether anything is wrong."""
     wrong = [remark for remark in remarks if remark.grade is Grade.wrong]
-    look = [remark for remark in remarks if remark.grade is Grade.look]
+    not_wrong = [remark for remark in remarks if remark.grade is Grade.look]
     if wrong:
         others = f", and {len(remarks) - 1} more to look at" if len(remarks) > 1 else ""
         return tag("p", tag("b", "Something is wrong: ", class_="bad"), wrong[0].what, others, ".", class_="verdict")
-    if look:
-        return tag("p", tag("b", f"{amount(len(look), 'thing')} to look at: "), look[0].what, ".", class_="verdict")
+    if not_wrong:
+        return tag(
+            "p", tag("b", f"{amount(len(not_wrong), 'thing')} to look at: "), not_wrong[0].what, ".", class_="verdict"
+        )
     fine = "nothing looks wrong" if remarks else "nothing stands out"
     done = f"Packed, and {fine}." if is_published else f"{fine.capitalize()}."
     return tag("p", tag("b", done, class_="good"), class_="verdict")
@@ -105,9 +107,8 @@ def _length_advice(figures: Figures, remarks: Sequence[Remark]) -> Html | None:
     return tag("p", f"{first}{text}; see ", tag("a", "which length", href="#which-length"), ".") if text else None
 
 
-def _remarks_list(found: Sequence[Remark], config: PackConfig) -> Html:
+def _remarks_list(found: Sequence[Remark], settings: Mapping[str, Any]) -> Html:
     """List the remarks, each with the present values of the settings that it names; without any, the rules checked."""
-    values = plain(config)
     parts = [
         tag(
             "li",
@@ -116,7 +117,7 @@ def _remarks_list(found: Sequence[Remark], config: PackConfig) -> Html:
                 "div",
                 tag("b", remark.what),
                 tag("p", f"{remark.why[0].upper()}{remark.why[1:]}."),
-                tag("p", "→ ", _with_values(remark.knob, values), class_="knob"),
+                tag("p", "→ ", _with_values(remark.knob, settings), class_="knob"),
             ),
         )
         for remark in found

@@ -78,16 +78,15 @@ def _lines_below_times(facts: RunFacts) -> Iterator[Html]:
     yield tag("p", f"Samples verified in the full processor, or as it agreed before: {checked:,}{rest}.")
 
 
-def settings_section(config: PackConfig, facts: RunFacts | None, processor: str, folder: str | None) -> Html:
-    """Build the section with the config, and the Python that loads the packs (`folder`; None: there are none)."""
-    values = plain(config)
-    changed = [(key, _value(value)) for key, value in _changed(values)]
+def settings_section(settings: Mapping[str, Any], facts: RunFacts | None, processor: str, folder: str | None) -> Html:
+    """Build the section with all settings, and the Python that loads the packs (`folder`; None: there are none)."""
+    changed = [(key, _value(value)) for key, value in _changed(settings)]
     parts = [details("Settings that are not the default", table(("setting", "value"), changed, 2), is_open=True)]
     if folder:
         parts.append(details("Load it", tag("pre", _snippet(processor, folder)), is_open=True))
     parts.append(
         details(
-            "Every setting", tag("pre", clipped(json.dumps(values, indent=1, ensure_ascii=False), _MAX_CONFIG_CHARS))
+            "Every setting", tag("pre", clipped(json.dumps(settings, indent=1, ensure_ascii=False), _MAX_CONFIG_CHARS))
         )
     )
     versions = {"energon_pack": VERSION, "Python": sys.version.split()[0]}

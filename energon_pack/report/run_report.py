@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from energon_pack.config import PackConfig, Stage
+from energon_pack.config import Stage
+from energon_pack.config.stage_settings import EndSettings
 from energon_pack.lengths.method import Method
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.pack_lengths import Choice
@@ -51,21 +52,21 @@ class RunReport:
 
     def __init__(
         self,
-        config: PackConfig,
+        settings: EndSettings,
         processor: str,
         lengths: Lengths,
         num_repeated: int,
         method: Method,
         workshop: Workshop,
     ):
-        self._config, self._processor, self._workshop = config, processor, workshop
+        self._settings, self._processor, self._workshop = settings, processor, workshop
         self._lengths, self._repeated, self._rules = lengths, num_repeated, media_rules_of(method.template_folder)
         #: most tokens of a sample that the model has positions for; None: not known
         self.max_positions = max_positions(processor_folder_of(method.template_folder))
         #: results of pack lengths; a future: they are computed for some samples, while the run goes on
         self._choices: Sequence[Choice] | Future[list[Choice]] = []
-        if config.stage is not Stage.lengths:
-            job = try_job_of(lengths, config.packing, config.report.lens, self.max_positions)
+        if settings.stage is not Stage.lengths:
+            job = try_job_of(lengths, settings.packing, settings.tried_lens, self.max_positions)
             self._choices = workshop.executor.start(try_lengths_of_job, job)
         self._method = method
         self._planned = lengths, empty_plan(lengths.items)
@@ -82,7 +83,7 @@ class RunReport:
 
     def add_plan(self, lengths: Lengths, plan: PackPlan, report: Report) -> None:
         """Add the plan, its figures, and the lengths that it was made of."""
-        self._of_plan = planned_figures(lengths, plan, report, self._config.packing)
+        self._of_plan = planned_figures(lengths, plan, report, self._settings.packing)
         self._planned = lengths, plan
 
     def write(
@@ -110,14 +111,14 @@ class RunReport:
         with self._workshop.progress.timed("report"):
             figures = self._figures()
             figures = replace(figures, examples=first_entries_by_reason(ledger, figures.ledger_counts))
-            found = remarks(figures, facts, self._config.max_skipped)
+            found = remarks(figures, facts, self._settings.max_skipped)
             tiles = choose_tiles(*self._planned, found)
-            looked_at = first_that_fit(self._look(written, stored, tiles), _MAX_PACK_BYTES) if written else {}
+            looked_at = first_that_fit(self._shown_packs(written, stored, tiles), _MAX_PACK_BYTES) if written else {}
             tiles = self._workshop.executor.result(
-                self._workshop.executor.start(draw_tiles, (tiles, self._config.source.reading))
+                self._workshop.executor.start(draw_tiles, (tiles, self._settings.read))
             )
-            title = self._config.output.name or "run"
-            about = PageFacts(self._config, title, self._processor, facts, folder, ledger_name, failed)
+            title = self._settings.output.name or "run"
+            about = PageFacts(self._settings.everything, title, self._processor, facts, folder, ledger_name, failed)
             contact_sheet = draw_contact_sheet(tiles, looked_at.keys())
             write_whole(path, run_page(figures, about, found, [*looked_at.values()], contact_sheet).encode())
             return PageSummary(figures.examples, _errors_of(found))
@@ -125,17 +126,17 @@ class RunReport:
     def wrong(self) -> list[Remark]:
         """Return the remarks that are errors, for a run that writes no page."""
         with self._workshop.progress.timed("report"):
-            return _errors_of(remarks(self._figures(), None, self._config.max_skipped))
+            return _errors_of(remarks(self._figures(), None, self._settings.max_skipped))
 
     def _figures(self) -> Figures:
-        most = self._config.packing.max_token_len
+        most = self._settings.packing.max_token_len
         source = source_figures(self._lengths, self._rules, most, self._repeated)
         tries = self._length_trials(int(np.count_nonzero(self._lengths.items.lens)))
         return Figures(
             max_token_len=most,
             source=source,
             length_trials=tries,
-            demo=self._config.source.is_demo,
+            demo=self._settings.is_demo,
             shrink_advice=advise_to_shrink(
                 self._lengths, self._rules, [choice.max_token_len for choice in tries.choices]
             ),
@@ -149,9 +150,9 @@ class RunReport:
             )
         return LengthTrials([*self._choices], num_samples, num_samples)
 
-    def _look(self, folder: Path, stored: str | None, tiles: Sequence[Tile]) -> dict[int, Html]:
+    def _shown_packs(self, folder: Path, stored: str | None, tiles: Sequence[Tile]) -> dict[int, Html]:
         """Draw the fullest pack, the emptiest and some others, and those with samples of the contact sheet."""
-        flavor, most = self._config.output.flavor, self._config.packing.max_token_len
+        flavor, most = self._settings.output.flavor, self._settings.packing.max_token_len
         lengths, plan = self._planned
         of_tiles = {tile.pack: f"of a sample on the sheet, {tile.kind}" for tile in tiles if tile.pack is not None}
         packs = packs_to_look_at(lengths.items, plan)

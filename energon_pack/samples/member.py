@@ -1,11 +1,12 @@
 """One member of a pack, or an unpacked sample, between its reader and its encoder."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from energon_pack.samples.media.kinds import ADDED_KINDS, AUDIO, IMAGE, KINDS, VIDEO
-from energon_pack.samples.tokens import MemberTokens
+from energon_pack.samples.tokens import MemberTokens, SeenMedium
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,17 @@ class MemberInput:
         files = {kind: data for kind, data in self.media.items() if kind != IMAGE.kind}
         if missing := next((f"{kind} {data.index(b'')}" for kind, data in files.items() if b"" in data), None):
             raise OSError(f"its {missing} is missing from the pack")
+
+
+def media_in_order(member: MemberInput, media: Sequence[SeenMedium]) -> list[Any]:
+    """Return a member's media in the order of its tokens: images, and the bytes of other files."""
+    member.refuse_missing()
+    kinds = [kind for medium in media for kind in medium.part_kinds]
+    counts = {kind: len(parts) for kind, parts in member.media.items() if parts}
+    if counts != Counter(kinds):
+        raise ValueError(f"its tokens are of {dict(Counter(kinds))}, and it has {counts}")
+    waiting = {kind: iter(parts) for kind, parts in member.media.items()}
+    return [next(waiting[kind]) for kind in kinds]
 
 
 def media_fields(by_kind: Mapping[str, Any], plural: bool = True) -> dict[str, Any]:

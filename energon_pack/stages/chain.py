@@ -48,13 +48,13 @@ def run_chain(config: PackConfig, command: Sequence[str]) -> dict[str, Any]:
             " be on a file system that all nodes see; output.dir may be a store"
         )
     places = find_places(config)
-    destination = places.destination
+    destination = places.output.destination
     name = f"{destination.final.name}-{hashlib.sha256(destination.place.encode()).hexdigest()[:8]}"
     folder = cache_folder(config.cache_dir, config.output.dir).absolute() / "slurm" / name
     chain = Chain(config.executor, folder, command)
-    expected = ExpectedPlan.of(config, places.source)
-    settings = StageSettings.of(config, places.source, places.processor).shards
-    missing = partial(_missing, places, expected, settings, config.executor.num_tasks)
+    settings = StageSettings.of(config, places.source, places.processor)
+    expected = ExpectedPlan.of(settings.plan, places)
+    missing = partial(_missing, places, expected, settings.shards, config.executor.num_tasks)
     if config.executor.show:
         for stage, script in chain.scripts(missing()).items():
             for line in (f"# {folder / stage}.sh", *script.split("\n")):
@@ -82,7 +82,7 @@ def _submitted(
     if jobs := chain.submitted(run_settings):
         say(f"Slurm's jobs {', '.join(jobs.values())} do this run already; logs in {chain.folder}")
         return jobs
-    refuse_other_plan(places.destination, settings, overwrite)
+    refuse_other_plan(places.output.destination, settings, overwrite)
     stages = missing()
     chain.folder.mkdir(parents=True, exist_ok=True)
     with terms_of(places.shared_folders, kept_as=chain.folder.name) as terms:
@@ -96,10 +96,10 @@ def _missing(places: Places, expected: ExpectedPlan, settings: ShardSettings, nu
     all_parts = range(num_tasks)
     if places.published is not None:
         return {LENGTHS: all_parts, PUBLISH: None}
-    jobs = planned_jobs(places.destination, expected, settings, len(all_parts), places.cache_dir)
+    jobs = planned_jobs(places.output.destination, expected, settings, len(all_parts), places.cache_dir)
     if jobs is None:
         return {LENGTHS: all_parts, PLAN: None, WRITE: all_parts, PUBLISH: None}
-    has_shard = places.destination.has_shard
+    has_shard = places.output.destination.has_shard
     parts = [part for part, jobs_of_part in enumerate(jobs) if not all(map(has_shard, jobs_of_part))]
     return {WRITE: parts, PUBLISH: None} if parts else {PUBLISH: None}
 

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from energon_pack.config import PackConfig
-from energon_pack.config.output_dir import page_of
+from energon_pack.config.stage_settings import EndSettings
 from energon_pack.dataset.files import PAGE
 from energon_pack.dataset.publish_limits import (
     ledger_of_unpublished,
@@ -29,17 +28,23 @@ from energon_pack.run.workshop import Workshop
 from energon_pack.stages.measuring import Measured
 
 
-def try_pack_lens(measured: Measured, page: RunReport, config: PackConfig, workshop: Workshop) -> dict[str, Any]:
-    """Print and write what packs of each length would drop and fill: the end of `stage=lengths`; return the figures."""
+def try_pack_lens(
+    measured: Measured, page: RunReport, path: Path, settings: EndSettings, workshop: Workshop
+) -> dict[str, Any]:
+    """Print and write what packs of each length would drop and fill: the end of `stage=lengths`; return the figures.
+
+    `path`: of the page.
+    """
+    packing = settings.packing
     with workshop.timed("plan"):
-        lens = lengths_to_choose(config.report.lens, config.packing, measured.lengths.items, page.max_positions)
-        choices = try_lengths(measured.lengths, config.packing, lens, page.max_positions)
+        lens = lengths_to_choose(settings.tried_lens, packing, measured.lengths.items, page.max_positions)
+        choices = try_lengths(measured.lengths, packing, lens, page.max_positions)
         page.add_choices(choices.lens)
     print_choices(choices, page.advice(choices.lens))
-    refusal = why_too_much_bad_data(choices, config.max_skipped)
-    skipped = ledger_entries(measured.lengths, empty_plan(measured.lengths.items), config.packing)
-    write_page(page_of(config), page, skipped, refusal)
-    refuse_future_loss(refusal, page_of(config), choices)
+    refusal = why_too_much_bad_data(choices, settings.max_skipped)
+    skipped = ledger_entries(measured.lengths, empty_plan(measured.lengths.items), packing)
+    write_page(path, page, skipped, refusal)
+    refuse_future_loss(refusal, path, choices)
     return choices.to_json()
 
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from energon_pack.config import Format, LabelsConfig, ModelConfig, PackConfig
-from energon_pack.config.naming import are_same_settings, content_of, content_settings
-from energon_pack.config.output_dir import cache_address, cache_folder, destination_of, may_overwrite, publishes
+from energon_pack.config import Format, LabelsConfig, ModelConfig, PackConfig, SourceConfig, plain
+from energon_pack.config.naming import are_same_settings, content_settings
+from energon_pack.config.output_dir import OutputPlace, cache_address, cache_folder
 from energon_pack.dataset.destination import published_report, refuse_unwritable_folder
 from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.dataset.in_store import refuse_unwritable_address
@@ -33,7 +33,7 @@ class Places:
 
     source: Source
     processor: str  # folder or hub id
-    destination: DatasetInFolder
+    output: OutputPlace
     cache_dir: Path
     mirror: Mirror | None = None  # for a cache on an object store
     #: report.json of a published dataset of this name and settings; if its source is the same, nothing is written
@@ -48,7 +48,7 @@ class Places:
         """Return the folders that all machines of the run have to see: cache, output and source."""
         media = set(map(Path, local_paths(self.source.media_places)))
         read = sorted(self.source.folders | self.source.parent_folders | media)[:_MAX_CHECKED_FOLDERS]
-        written = (("cache_dir", self.cache_dir), ("output.dir", self.destination.final.parent))
+        written = (("cache_dir", self.cache_dir), ("output.dir", self.output.destination.final.parent))
         return [
             *(Folder(knob, folder, True) for knob, folder in written),
             *(Folder("source.path", folder, False) for folder in read),
@@ -61,14 +61,15 @@ def find_places(config: PackConfig) -> Places:
     Raises:
         PackError: something is missing, would be overwritten, or can't be written.
     """
-    destination, output_dir = destination_of(config), config.output.dir
+    output, output_dir = OutputPlace.of(config), config.output.dir
+    destination = output.destination
     cache_dir, address = cache_folder(config.cache_dir, output_dir), cache_address(config.cache_dir, output_dir)
     published = None
-    if publishes(config) and not may_overwrite(config):
-        published = _published_report(destination, content_settings(config))
-    if publishes(config) and published is None:
-        destination.refuse_existing(may_overwrite(config))
-    source, processor = _find_source(config, cache_dir)
+    if output.publishes and not output.may_overwrite:
+        published = _published_report(destination, content_settings(plain(config)))
+    if output.publishes and published is None:
+        destination.refuse_existing(output.may_overwrite)
+    source, processor = _find_source(config.source, config.model, config.labels, cache_dir)
     destination.refuse_source(source)
     for knob, path in (("output.dir", destination.place), ("cache_dir", address or str(cache_dir))):
         if inside := source.protected_folder(path):
@@ -77,40 +78,42 @@ def find_places(config: PackConfig) -> Places:
     refuse_unwritable_folder(knob, cache_dir)
     if address is not None:
         refuse_unwritable_address(knob, address)
-    if publishes(config):
+    if output.publishes:
         destination.refuse_unwritable()
     else:
         refuse_unwritable_folder("output.dir", destination.final.parent)  # the page lies there
     mirror = None if address is None else Mirror(address, cache_dir)
-    return Places(source, processor, destination, cache_dir, mirror, published)
+    return Places(source, processor, output, cache_dir, mirror, published)
 
 
 def _published_report(destination: DatasetInFolder, settings: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return report.json of the published dataset, if it has these content settings; else None."""
     report = published_report(destination.place)
     try:
-        is_equal = report and are_same_settings(content_of(report["config"]), settings)
+        is_equal = report and are_same_settings(content_settings(report["config"]), settings)
         return report if is_equal else None
     except (KeyError, TypeError):  # another version wrote it, with other settings
         return None
 
 
-def _find_source(config: PackConfig, cache_dir: Path) -> tuple[Source, str]:
+def _find_source(
+    settings: SourceConfig, model: ModelConfig, labels: LabelsConfig, cache_dir: Path
+) -> tuple[Source, str]:
     """Return the files of the source, and the folder or hub id of the processor."""
-    path = config.source.path
-    if config.source.is_demo and config.source.format in (Format.jsonl, Format.table):
+    path = settings.path
+    if settings.is_demo and settings.format in (Format.jsonl, Format.table):
         raise PackError(
-            f"source={config.source.format} needs source.path: a folder, a file, a glob, a meta file, or a list of them"
+            f"source={settings.format} needs source.path: a folder, a file, a glob, a meta file, or a list of them"
         )
-    if config.source.is_demo:
-        path, processor = _make_demo(config.model, cache_dir)
+    if settings.is_demo:
+        path, processor = _make_demo(model, cache_dir)
     else:
-        processor = config.model.path_or_hub_id()
+        processor = model.path_or_hub_id()
         refuse_missing_folder(processor)
-    source = find_source(config.source, path)
+    source = find_source(settings, path)
     if source.repeated_line:
         say(source.repeated_line)
-    _check_labels(config.labels, source)
+    _check_labels(labels, source)
     return source, processor
 
 

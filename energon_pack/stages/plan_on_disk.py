@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from energon_pack.config import PackConfig, Stage
-from energon_pack.config.naming import are_same_settings, content_settings
-from energon_pack.config.output_dir import page_of
-from energon_pack.config.stage_settings import ShardSettings
+from energon_pack.config import Stage
+from energon_pack.config.naming import are_same_settings
+from energon_pack.config.output_dir import page_of_stage
+from energon_pack.config.stage_settings import PlanSettings, ShardSettings
 from energon_pack.dataset.destination import PlanMissing
 from energon_pack.dataset.files import PLAN
 from energon_pack.dataset.in_folder import DatasetInFolder
@@ -39,9 +39,9 @@ from energon_pack.run.files import write_whole
 from energon_pack.run.work_parts import EqualSpans, Part
 from energon_pack.run.workshop import Workshop
 from energon_pack.sources.find import Source
-from energon_pack.sources.media_map import media_map_of
 from energon_pack.sources.reader import SourceChanged
 from energon_pack.sources.storage import absolute
+from energon_pack.stages.places import Places
 from energon_pack.stages.planning import Planned
 from energon_pack.stages.writing import (
     MEASURED_DTYPE,
@@ -65,9 +65,10 @@ class ExpectedPlan:
     page: Path
 
     @classmethod
-    def of(cls, config: PackConfig, source: Source) -> "ExpectedPlan":
-        """Return the plan that a run with this config makes, or finds."""
-        return cls(plan_settings(config), source, page_of(replace(config, stage=Stage.plan)))
+    def of(cls, settings: PlanSettings, places: Places) -> "ExpectedPlan":
+        """Return the plan that a run with these settings makes, or finds."""
+        recorded = {**settings.content, "places": settings.places}
+        return cls(recorded, places.source, page_of_stage(places.output.destination, Stage.plan))
 
     @property
     def source_hash(self) -> str:
@@ -154,14 +155,6 @@ def _checked_plan_record(expected: ExpectedPlan, staging: Path) -> dict[str, Any
         raise PlanMissing(f"the plan in {staging} was made by other packages: {why}")
     refuse_future_loss(about["why_not"], expected.page)
     return about
-
-
-def plan_settings(config: PackConfig) -> dict[str, Any]:
-    """Return all settings that a plan depends on: the content settings, and the places of the source."""
-    path, root, media_map = config.source.path, config.source.media_root, config.source.media_map
-    paths = path if isinstance(path, list) else [path]
-    places: list[Any] = [absolute(each) if isinstance(each, str) else each for each in (*paths, root) if each]
-    return {**content_settings(config), "places": [*places, *media_map_of(media_map)]}
 
 
 def write_part(

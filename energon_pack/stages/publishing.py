@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from energon_pack.config import OutputConfig
+from energon_pack.config.output_dir import OutputPlace
 from energon_pack.dataset.destination import refuse_changed_yamls
 from energon_pack.dataset.energon import dataset_yamls, manifest_of, write_metadata
 from energon_pack.dataset.energon_check import check_job_of as check_job
@@ -85,18 +86,17 @@ def publish(
     written: Written,
     audit: Audit,
     page: RunReport,
-    destination: DatasetInFolder,
+    output: OutputPlace,
     settings: dict[str, Any],
-    overwrite: bool,
     progress: Progress,
 ) -> dict[str, Any]:
     """Write the report and its page, publish the dataset, and print where it is; return the figures of report.json.
 
     Args:
         settings: all of the run's, for the report.
-        overwrite: a dataset of the same name is replaced.
     """
     facts, staging = _run_facts(settings, planned, written, audit, progress), written.folder
+    destination = output.destination
     manifest_hash = hash_of((staging / META_FOLDER / MANIFEST).read_bytes())
     report = {**replace(planned.report, run=facts).to_json(), "manifest_hash": manifest_hash}
     write_whole(staging / REPORT, json.dumps(report, indent=2).encode())
@@ -105,7 +105,7 @@ def publish(
     stored = destination.place if destination.is_stored else None
     seen = page.write(staging / PAGE, skipped, facts, named, LEDGER, None, staging, stored)
     with progress.timed("publish"):
-        destination.publish(staging, planned.identity, overwrite)
+        destination.publish(staging, planned.identity, output.may_overwrite)
     print_stages(progress)
     print_remarks(seen.wrong)
     load = f'load it with megatron.energon.get_train_dataset("{named}", ...)'
@@ -119,13 +119,14 @@ def end_already_published(
     planned: Planned, page: RunReport, places: Places, output: OutputConfig, workshop: Workshop
 ) -> dict[str, Any]:
     """End a run whose dataset is already published: check its source as a writing run does; return its report."""
-    named, report = places.destination.place, places.published
+    destination, report = places.output.destination, places.published
+    named = destination.place
     assert report is not None, "a run without it writes a dataset"
     refuse_changed_yamls(named, dataset_yamls(planned.lengths.flavor, output.dataset_yaml.value, output.sample_type))
     with dropping_wrong_lengths(planned.lengths.shards, planned.method, workshop):
         check_unchanged(planned.lengths.shards, workshop)
         check_separate_media(planned, workshop)
-    places.destination.tidy(planned.identity)
+    destination.tidy(planned.identity)
     print_remarks(page.wrong())
     say(f"there already: {named}, packed of the same source with the same settings; nothing is written")
     say(f"see it: {named}/{PAGE}")

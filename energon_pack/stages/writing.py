@@ -36,13 +36,11 @@ def write_plan_file(planned: Planned, staging: Path, prefix: str) -> None:
     os.replace(part, staging / PLAN)
 
 
-def shard_jobs(
-    planned: Planned, staging: Path, settings: ShardSettings, is_shared: bool, workshop: Workshop
-) -> Iterator[ShardJob]:
-    """Yield a job for each shard of a plan; `is_shared`: several processes write: each job marks its shard."""
+def shard_jobs(planned: Planned, staging: Path, settings: ShardSettings, workshop: Workshop) -> Iterator[ShardJob]:
+    """Yield a job for each shard of a plan; if several processes write, each job marks its shard."""
     lengths, method = planned.lengths, planned.method
     sources = [item.shard for item in lengths.shards]
-    identity = planned.identity if is_shared else None
+    identity = planned.identity if settings.is_shared else None
     made = MethodFiles(
         method.template_folder, method.identity.fingerprint, workshop.cache("lengths", method_key(method))
     )

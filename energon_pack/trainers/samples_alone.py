@@ -8,6 +8,7 @@ import torch
 
 from energon_pack.errors import amount
 from energon_pack.samples.media.prepared import prepared_media
+from energon_pack.samples.member import media_in_order
 from energon_pack.trainers.collator import EPOCH_COLUMN, LOSS_KEYS, PACK_COLUMN, Collator
 from energon_pack.training.batch import total_weight, weighted_loss
 from energon_pack.training.encoded import Encoded, Members
@@ -15,7 +16,6 @@ from energon_pack.training.guarded_calls import unchecked
 from energon_pack.training.host_reads import HostReads
 from energon_pack.training.layout import shifted_weights
 from energon_pack.training.masks import BOUNDARY_MARK, outline_of
-from energon_pack.training.member_encoder import media_in_order
 from energon_pack.training.model_wrappers import class_of, unwrapped
 from energon_pack.training.probe_batches import plain_inputs
 from energon_pack.training.processor_calls import ProcessorCalls

@@ -310,12 +310,12 @@ def _touch_vision_tower(model: Any, batch: Mapping[str, Any]) -> Tensor:
         return torch.zeros((), device=model.device)
     if "pixel_values" not in dummy:  # VideoLLaVA's and Phi-4's `forward` have another name for images
         dummy["pixel_values"] = next(value for name, value in dummy.items() if "pixel_values" in name)
-    looks = [part.get_image_features for part in model.modules() if hasattr(part, "get_image_features")]
-    known = [dummy.keys() & inspect.signature(look).parameters for look in looks]
-    most = max(range(len(looks)), key=lambda i: len(known[i]), default=None)  # outer ones may take the rest unnamed
+    methods = [part.get_image_features for part in model.modules() if hasattr(part, "get_image_features")]
+    known = [dummy.keys() & inspect.signature(method).parameters for method in methods]
+    most = max(range(len(methods)), key=lambda i: len(known[i]), default=None)  # outer ones may take the rest unnamed
     if most is None or "pixel_values" not in known[most]:
         raise ValueError(f"{type(model).__name__} has no get_image_features for a dummy image: dummy_image=False")
-    features = looks[most](**{name: dummy[name].to(model.device) for name in known[most]}, return_dict=True)
+    features = methods[most](**{name: dummy[name].to(model.device) for name in known[most]}, return_dict=True)
     return torch.stack([part.sum() for part in tensors_in(getattr(features, "pooler_output", features))]).sum() * 0.0
 
 

@@ -221,7 +221,7 @@ def _pack_check(
         masks.add(tree_mask_kind(model))
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # each read would make a graph of its own
-    def look(inputs: dict[str, Any]) -> None:
+    def check_inputs_of_batch(inputs: dict[str, Any]) -> None:
         check_inputs(inputs, attention)
         mask = mask_kind_of(inputs)
         if mask not in masks:
@@ -243,7 +243,7 @@ def _pack_check(
             raise MixingError(f"{type(model).__name__} takes M-RoPE rows [4, B, S]: model_inputs(model) makes them")
 
     def check(part: Module, inputs: dict[str, Any]) -> None:
-        look(inputs)
+        check_inputs_of_batch(inputs)
         if first is not None:
             first.check(part, inputs)
 

@@ -2,7 +2,6 @@
 
 import logging
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,7 +17,7 @@ from energon_pack.samples.input_rules import BLANK_IMAGE, MODEL_PROBE, InputRule
 from energon_pack.samples.media.arguments import PreparedMedia
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, VIDEO
 from energon_pack.samples.media.prepared import apply_medium_steps, prepared_media
-from energon_pack.samples.member import NOTHING_SHARED, MemberInput, Shared
+from energon_pack.samples.member import NOTHING_SHARED, MemberInput, Shared, media_in_order
 from energon_pack.samples.pack_reader import PackMembers
 from energon_pack.samples.tokens import MemberTokens, SeenMedium, TextColumns
 from energon_pack.training.encoded import IGNORE, EncodedMembers, Member, Members, restarting_counts
@@ -185,6 +184,8 @@ class MemberEncoder:
     def _draft(self, member: MemberInput) -> "_Draft":
         """Decode a member's media; media that it shares are decoded only if its positions need them."""
         num, tokens = member.shared, self.tokens_of(member)
+        if not tokens.media and not any(num[1:]) and not any(member.media.values()):
+            return _Draft(member, tokens, PreparedMedia())
         files = media_in_order(member, tokens.media)
         part_kinds = [kind for medium in tokens.media for kind in medium.part_kinds]
         first = num.num_images + num.num_videos
@@ -276,17 +277,6 @@ class MemberEncoder:
         return self.media_processor([PreparedMedia([IMAGE.kind], apply_medium_steps(self._rules, medium, [white]))])
 
 
-def media_in_order(member: MemberInput, media: Sequence[SeenMedium]) -> list[Any]:
-    """Return a member's media in the order of its tokens: images, and the bytes of other files."""
-    member.refuse_missing()
-    kinds = [kind for medium in media for kind in medium.part_kinds]
-    counts = {kind: len(parts) for kind, parts in member.media.items() if parts}
-    if counts != Counter(kinds):
-        raise ValueError(f"its tokens are of {dict(Counter(kinds))}, and it has {counts}")
-    waiting = {kind: iter(parts) for kind, parts in member.media.items()}
-    return [next(waiting[kind]) for kind in kinds]
-
-
 @dataclass(frozen=True)
 class _Draft:
     """A member whose media are decoded, not yet processed."""
@@ -312,7 +302,8 @@ def _rows_by_member(media: dict[str, Tensor], names: Sequence[str], counts: Sequ
     for name in names:
         if name in media and sum(counts) == len(media[name]):
             for share, rows in zip(shares, media[name].split(list(counts)), strict=True):
-                share[name] = rows
+                if len(rows):
+                    share[name] = rows
     return shares
 
 

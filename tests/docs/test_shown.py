@@ -7,6 +7,7 @@ import inspect
 import json
 import pkgutil
 import re
+import runpy
 import shlex
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -66,7 +67,7 @@ def test_every_setting_of_a_table_is_one(page: str, capsys: pytest.CaptureFixtur
             settings.append([word if "=" in word else f"{word}=10000" for word in words])
     with capsys.disabled():
         print(f"\ndocs: {len(settings)} settings of {page} composed")
-    assert len(settings) >= {"README.md": 5, "packing.md": 33}.get(page, 1)
+    assert len(settings) >= {"README.md": 5, "settings.md": 33}.get(page, 1)
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         plain = compose("config", ["+model=qwen2_5_vl"])
         for overrides in settings:
@@ -138,8 +139,12 @@ def test_files_and_fields_are_those_on_disk(dataset: Path) -> None:
     assert names("formats.md", "field of the JSON | what it holds |") == set(pack)
     assert names("formats.md", "field of `_meta`") == set(pack["_meta"])
     report = json.loads((dataset / "report.json").read_text())
-    told = names("formats.md", "fields | what they hold") | {"samples_packed", "samples_skipped"}
-    assert {name for name in report if not name.startswith("samples_with_")} == told - {"samples_with_…"}
+    (asked,) = re.findall(r"^::: (.+)$", PAGES["formats.md"], re.MULTILINE)
+    told = runpy.run_path(str(DOCS / "filled_pages.py"))["report_fields"](asked.split())
+    beside = {"manifest_hash"}.intersection(code(section("formats.md", "`report.json`")))
+    assert {name for name in report if not name.startswith("samples_with_")} - beside <= told.keys() - {"notes", "run"}
+    assert {name for name in told.keys() - report.keys() if "not in the file" not in told[name]} == {"notes", "run"}
+    assert [name for name in report if name.startswith("samples_with_")] != []
     manifest = json.loads((dataset / ".nv-meta" / "energon_pack.json").read_text())
     assert set(manifest) | set(manifest["fingerprints"]) <= set(
         code(section("formats.md", "`.nv-meta/energon_pack.json`"))
@@ -202,14 +207,16 @@ DEMO = "packed/demo-qwen2_5_vl-neat-8192"
 
 @pytest.fixture
 def page(typed_demo: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The names that the page's lines make, and what they print."""
+    """The names that the recipe which the page names makes, and what it prints."""
     need_torchvision()
-    monkeypatch.chdir(typed_demo)
-    (lines,) = (block for block in blocks("python", "formats.md") if "EPK3" in block)
-    assert len([line for line in lines.partition("def ")[2].splitlines() if line.strip()]) < 36
-    made: dict[str, Any] = {"__name__": "page"}
+    assert "`recipes/read_tokens.py`" in section("formats.md", "The tokens of a pack")
+    recipe = ROOT / "recipes" / "read_tokens.py"
+    lines = recipe.read_text().partition("def ")[2].partition("if __name__")[0]
+    assert len([line for line in lines.splitlines() if line.strip()]) < 36
+    assert "energon_pack" not in "".join(re.findall(r"^(?:import|from) .*", recipe.read_text(), re.M))
+    monkeypatch.setattr("sys.argv", [str(recipe), str(typed_demo / DEMO / "packed-000000.tar")])
     with redirect_stdout(StringIO()) as out:
-        exec(compile(lines, "formats.md", "exec"), made)
+        made = runpy.run_path(str(recipe), run_name="__main__")
     return made | {"printed": out.getvalue()}
 
 
@@ -235,7 +242,7 @@ def compare(folder: Path, processor: Path, read: Callable[[bytes], Any], **optio
     return num_media
 
 
-def test_thirty_lines_read_what_is_trained(typed_demo: Path, page: dict[str, Any]) -> None:
+def test_thirty_lines_of_a_recipe_read_what_is_trained(typed_demo: Path, page: dict[str, Any]) -> None:
     """Others read the bytes by this page: a column that moved would give them other tokens."""
     assert page["COLUMNS"] == COLUMN_TYPES
     assert len(COLUMN_TYPES) == 25

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from energon_pack.config import ModelConfig, PackConfig, Stage
+from energon_pack.config import ModelConfig, PackConfig, Stage, plain
 from energon_pack.errors import SamplesLost
 from energon_pack.pack import pack
 from energon_pack.plan.items import Items
@@ -151,7 +151,7 @@ def worst() -> tuple[Any, PageFacts]:
         cache={"shards_reused": 3, "shards_measured": 4}, samples_verified=100, samples_not_verified=3,
         files_decoded=[],
     )  # fmt: skip
-    return of, PageFacts(config, text, text, facts, "/x", "skipped.jsonl", text)
+    return of, PageFacts(plain(config), text, text, facts, "/x", "skipped.jsonl", text)
 
 
 def test_names_that_mean_harm_are_text() -> None:
@@ -175,8 +175,7 @@ def test_the_largest_page_is_small() -> None:
 def test_what_is_not_there_is_not_shown() -> None:
     """A run without a plan, and one without measured samples."""
     bare = figures({"token_len": None, "measured": 0}, report=None, batch_shapes=None, overlong_loss=None)
-    about = PageFacts(PackConfig(), "a", "b")
-    about.config.model.name = about.config.model.template = "x"
+    about = PageFacts(plain(PackConfig(model=ModelConfig(name="x", template="x"))), "a", "b")
     assert "No sample was measured." in check_page(run_page(bare, about))
     assert "batches of one pack" not in check_page(run_page(FIGURES, about))
 

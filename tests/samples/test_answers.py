@@ -150,7 +150,7 @@ def test_a_weight_of_its_own_trains_no_empty_answer(own: dict[str, Any]) -> None
 def test_the_default_changes_no_key_of_a_cache_and_no_name_of_a_dataset(config: Callable[..., PackConfig]) -> None:
     assert "empty" not in labels_identity(plain(Labels()))
     assert labels_identity(plain(Labels(empty=Empty.train)))["empty"] == "train"
-    assert "empty" not in content_settings(config(None))["labels"]
+    assert "empty" not in content_settings(plain(config(None)))["labels"]
 
 
 SAMPLES = {

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from energon_pack.config import PackConfig, plain
-from energon_pack.config.naming import content_of
+from energon_pack.config.naming import content_settings
 from energon_pack.samples.conversation import placed_record
 from energon_pack.samples.missing_pictures import found_pictures, names_pictures_in_place
 from energon_pack.samples.record import Record, parse_record
@@ -170,5 +170,5 @@ def test_the_default_is_in_no_hash() -> None:
     """Else each length in a cache, and each dataset, would be made again."""
     assert "missing_media" not in AUTO.identity
     assert REMOVE.identity == {**AUTO.identity, "missing_media": "remove"}
-    of_config = content_of(plain(PackConfig()))["source"]
+    of_config = content_settings(plain(PackConfig()))["source"]
     assert "missing_media" not in of_config

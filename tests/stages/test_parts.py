@@ -1,5 +1,6 @@
 """Stages one by one, and in independent parts, write the same bytes as a single run."""
 
+import math
 import os
 import pickle
 import shutil
@@ -195,11 +196,14 @@ def test_parts_are_killed_and_come_to_the_same_bytes(demo: tuple[Path, Path], tm
 
 
 def _run_parts(command: tuple[str, ...], random: Random) -> int:
-    """Run all sixteen, some of them twice, four at once; how many were killed."""
+    """Run all sixteen, some of them twice, four at once; how many were killed.
+
+    They are killed while they work, as long as the machine takes for one: within the time of the last that ended.
+    """
     waiting = [*range(16), *random.sample(range(16), 4)]
     random.shuffle(waiting)
-    running: dict[subprocess.Popen[bytes], tuple[int, float]] = {}
-    num_kills = 0
+    running: dict[subprocess.Popen[bytes], tuple[int, float, float]] = {}
+    num_kills, seconds = 0, 2.0
     while waiting or running:
         while waiting and len(running) < 4:
             part, now = waiting.pop(), time.monotonic()
@@ -208,8 +212,9 @@ def _run_parts(command: tuple[str, ...], random: Random) -> int:
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
                 stdout=subprocess.DEVNULL,
             )
-            running[process] = part, now + random.uniform(1, 4) if num_kills < 16 and random.random() < 0.4 else 1e18
-        for process, (part, killed_at) in [*running.items()]:
+            is_killed = num_kills < 16 and random.random() < 0.4
+            running[process] = part, now, now + random.uniform(0.2, 0.9) * seconds if is_killed else math.inf
+        for process, (part, begun, killed_at) in [*running.items()]:
             if process.poll() is None and time.monotonic() > killed_at:
                 process.send_signal(signal.SIGKILL)
                 process.wait()
@@ -219,5 +224,7 @@ def _run_parts(command: tuple[str, ...], random: Random) -> int:
                 if process.returncode:
                     num_kills += 1
                     waiting.append(part)
+                else:
+                    seconds = time.monotonic() - begun
         time.sleep(0.05)
     return num_kills

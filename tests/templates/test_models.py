@@ -45,11 +45,11 @@ CLASSES = _CLASSES | {
 
 
 def rows() -> Iterator[tuple[str, list[str]]]:
-    """Of the table of models: what stands beside each name."""
+    """Of the table of models: what stands beside each name; several names share a row."""
     table = (ROOT / "docs" / "models.md").read_text().partition("| models |")[2].partition("\n\n")[0]
     for line in table.splitlines()[2:]:
-        _, name, *cells = (cell.strip().strip("`") for cell in line.strip("|").split("|"))
-        yield name, cells
+        _, names, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        yield from ((name, [cell.strip("`") for cell in cells]) for name in re.findall("`([^`]+)`", names))
 
 
 @pytest.mark.parametrize("name", packaged_models())

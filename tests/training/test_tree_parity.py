@@ -1,7 +1,7 @@
 """A sample of a tree comes out as it would alone: logits, loss and gradients, on transformers' own classes.
 
 Alone means: with nothing of ours, the model's own positions and masks. `-s` prints the largest differences, which are
-the table in docs/trees.md. The trees have media in the root and in a branch, a fork in a fork, a fork right before a
+docs/tables/trees.csv. The trees have media in the root and in a branch, a fork in a fork, a fork right before a
 trained answer, two equal samples, one that ends inside others, and weights.
 """
 

@@ -78,12 +78,12 @@ class Chain:
             options.append(f"--array={_ranges(parts)}{f'%{self.settings.at_once}' if self.settings.at_once else ''}")
         for job in ("all", stage):
             options += shlex.split(self.settings.sbatch_by_job.get(job, ""))
-        look = shlex.join([self.command[0], "-m", "energon_pack.run.executors.admission", str(self._terms_file)])
+        check = shlex.join([self.command[0], "-m", "energon_pack.run.executors.admission", str(self._terms_file)])
         work = shlex.join([*self.command, f"stage={stage}"])
-        steps = [f"cd {shlex.quote(os.getcwd())}", look]
+        steps = [f"cd {shlex.quote(os.getcwd())}", check]
         steps.append(work if parts is None else f"{work} part=$SLURM_ARRAY_TASK_ID/{self.settings.num_tasks}")
         if stage == PUBLISH:
-            steps += [f"{look} --end", f"touch {shlex.quote(str(self._done_file))}"]
+            steps += [f"{check} --end", f"touch {shlex.quote(str(self._done_file))}"]
         lines = ["#!/bin/sh", *(f"#SBATCH {shlex.quote(option)}" for option in options), " &&\n".join(steps)]
         return "\n".join([*lines, "code=$?", f'echo "{_EXIT_CODE_PREFIX}$code on $(hostname)"', "exit $code", ""])
 

@@ -62,8 +62,8 @@ def to_rgb(image: Image.Image, look: Look = PLAIN_LOOK, is_own: bool = False) ->
     `is_own`: nobody else has the image, so that one in RGB may be returned as it is.
     """
     image.load()
-    turn = _TRANSPOSES.get(orientation(image)) if look.is_upright else None
-    image = image if turn is None else image.transpose(turn)
+    method = _TRANSPOSES.get(orientation(image)) if look.is_upright else None
+    image = image if method is None else image.transpose(method)
     if not look.background or look.only not in ("", image.mode) or not image.has_transparency_data:
         if image.mode == "RGB" and is_own:
             return image._new(image.im)  # as convert("RGB") makes it, without a copy of the pixels

@@ -243,12 +243,12 @@ def upright_picture(frame: Any) -> Image.Image:
     if not axes.any(1).all():  # some programs write no matrix, but zeros
         return image
     axes /= np.linalg.norm(axes, axis=1, keepdims=True)
-    turn = tuple(int(value) for value in axes.round().flat)
-    if turn not in _TRANSPOSE_OF_AXES or np.abs(axes - axes.round()).max() > _MATRIX_TOLERANCE:
+    right_axes = tuple(int(value) for value in axes.round().flat)
+    if right_axes not in _TRANSPOSE_OF_AXES or np.abs(axes - axes.round()).max() > _MATRIX_TOLERANCE:
         numbers = ", ".join(f"{value:.2f}" for value in axes.flat)
         detail = f"a film that players do not turn by a right angle: its display matrix is {numbers}"
         raise Skip(Reason.UNSUPPORTED_MEDIA, detail)
-    method = _TRANSPOSE_OF_AXES[turn]
+    method = _TRANSPOSE_OF_AXES[right_axes]
     return image if method is None else image.transpose(method)
 
 

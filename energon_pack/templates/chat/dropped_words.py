@@ -123,7 +123,7 @@ class WordCheck:
             )
             for order in orders:
                 fewer, _ = _lost_in_order(order, compact, is_compact=True)
-                lost = min(lost, fewer, key=_loss)
+                lost = min(lost, fewer, key=_num_lost)
                 if not lost:
                     break
         return lost, end
@@ -245,8 +245,8 @@ def _spellings(value: Any) -> set[str]:
     return {str(value), json.dumps(value)} | ({"none"} if value is None else set())
 
 
-def _loss(lost: Sequence[Words]) -> tuple[int, int]:
-    """Return the size of a loss: of an answer and a thought that read alike, the thought is the smaller one."""
+def _num_lost(lost: Sequence[Words]) -> tuple[int, int]:
+    """Return how much is lost: of an answer and a thought that read alike, the thought is the smaller one."""
     return sum(words.kind != THOUGHT for words in lost), len(lost)
 
 
