@@ -60,7 +60,8 @@ def read_entry(text: str) -> BlendEntry:
         raise PackError(f"{path} is a file: name the packed datasets themselves, their folders")
     try:
         manifest = folder.read_object(f"{META_FOLDER}/{MANIFEST}")
-        counts = manifest["splits"]
+        sides = 2 if manifest.get("pairs") else 1  # a pair is one sample
+        counts = {split: {**of, "samples": of["samples"] // sides} for split, of in manifest["splits"].items()}
     except StoreError:
         raise
     except (OSError, ValueError, KeyError):

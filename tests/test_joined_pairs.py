@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset
 
 from energon_pack import PackedDataset, PackedTaskEncoder, metadataset, order, train_arguments, write_reference_logps
@@ -59,6 +60,8 @@ def test_an_order_and_a_blend_of_pairs_have_whole_pairs_and_their_reference(
     assert order.main([str(tmp_path / "order"), *map(str, folders)]) == 0
     blend = tmp_path / "blend.yaml"
     assert metadataset.main([str(blend), *map(str, folders)]) == 0
+    weights = [entry["weight"] for entry in yaml.safe_load(blend.read_text())["splits"]["train"]["blend"]]
+    assert weights == [*NUM_PAIRS.values()]  # a pair is one sample
     each = [[*counted(PackedDataset(folder), 100.0 * number)] for number, folder in enumerate(folders, 1)]
     path, expected = tmp_path / "reference.npz", dict[tuple[str, str], float]()
     for batch, values in chain(*each):

@@ -5,7 +5,7 @@ Draws ─sample_for_measuring─► Measuring ─► Pool ─take─► member �
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -145,6 +145,11 @@ class StreamCounters:
             raise ValueError(f"num_workers={worker + 1}: at most {_MAX_WORKERS}")
         return self._rows[worker]
 
+    def packed_nothing(self, num_samples: int) -> bool:
+        """Tell whether the workers have made no pack, and have left out so many samples."""
+        sums = self._rows.sum(dim=0)
+        return not sums[_COUNTER_COLUMNS["packs"]] and int(sums[len(COUNTERS) :].sum()) >= num_samples
+
     def total(self, capacity: int) -> dict[str, Any]:
         """Add up the counters of all workers; `capacity`: tokens that a pack may hold, of which the fill is a share."""
         sums = dict(zip(_COUNTER_COLUMNS, self._rows.sum(dim=0).tolist(), strict=True))
@@ -155,8 +160,16 @@ class StreamCounters:
         return {**sums, "fill": fill, "left_out": left_out}
 
 
+def _packable_none(last: Skip) -> PackError:
+    return PackError(f"none of the samples drawn can be packed: {last}")
+
+
 class OnlinePacks(Iterator[Pack]):
-    """An iterator over the packs of one lane (a worker of a rank), which resumes between packs from its `state`."""
+    """An iterator over the packs of one lane (a worker of a rank), which resumes between packs from its `state`.
+
+    Args:
+        packed_nothing: tells whether all samples of this rank are drawn, and none is packed: an error at the end.
+    """
 
     def __init__(
         self,
@@ -167,9 +180,12 @@ class OnlinePacks(Iterator[Pack]):
         pool: Pool,
         encoder: PackEncoder,
         counters: torch.Tensor,
+        packed_nothing: Callable[[], bool],
     ):
         self._name, self._datasets, self._draws, self._measuring = name, datasets, draws, measuring
         self._pool, self._encoder, self._counters = pool, encoder, counters
+        self._packed_nothing = packed_nothing
+        self._last_skip: Skip | None = None
         self._has_ended = False
         self._num_skipped_in_row = 0
 
@@ -179,6 +195,8 @@ class OnlinePacks(Iterator[Pack]):
             self._fill_pool()
             waiting = self._pool.take()
             if not waiting:
+                if self._last_skip is not None and self._packed_nothing():
+                    raise _packable_none(self._last_skip)
                 raise StopIteration
             dropped: list[str] = []
             members = [*self._read_members(waiting, dropped)]
@@ -258,7 +276,8 @@ class OnlinePacks(Iterator[Pack]):
         self._add_to_counters(**{skip.reason: 1})
         self._num_skipped_in_row += 1
         if self._num_skipped_in_row > sum(map(len, self._datasets)):
-            raise PackError(f"none of the samples drawn can be packed: {skip}")
+            raise _packable_none(skip)
+        self._last_skip = skip
 
     def _count_pack(self, pack: Pack, num_removed: int) -> None:
         tokens = EncodedMembers.of(pack.members).tokens.num_own

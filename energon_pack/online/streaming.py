@@ -9,6 +9,7 @@ for the pack that it yields.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -41,7 +42,7 @@ class StreamingPackedDataset(PacksForTrainers, IterableDataset[Pack]):
         buffer_size: samples that wait in each worker when a pack is made; more wait if so many do not fill a pack.
         replacement: begin a used-up dataset anew in another order, so that packs never end. False: each sample is
             drawn once, by one worker of one rank, and the samples that wait at the end are packed as offline; ranks
-            may then have unequal numbers of packs.
+            may then have unequal numbers of packs, and one that can pack none of its samples ends with a PackError.
         seed: the same on all ranks; by default the config's.
         rank, world_size: this data-parallel rank and their number; by default torch.distributed's, or torchrun's.
         states: `state_dict` of every rank's loader (torchdata's), or of this dataset on every rank, to go on from there
@@ -191,7 +192,11 @@ class StreamingPackedDataset(PacksForTrainers, IterableDataset[Pack]):
         for sample in waiting:
             pool.add(sample.name, sample.costs, sample.group, sample.since)
         name, row = f"{self._epoch}/{here.rank}", self._counters.of_worker(worker)
-        packs = OnlinePacks(name, self._datasets, draws, self._measuring, pool, self.encoder, row)
+        lanes, sizes = range(rank * num_workers, (rank + 1) * num_workers), settings["num_samples"]
+        drawn = [size for size, weight in zip(sizes, settings["weights"] or sizes, strict=True) if weight]
+        num_here = sum(len(range(each, size, here.ranks)) for each in lanes for size in drawn)
+        nothing = partial(self._counters.packed_nothing, num_here)
+        packs = OnlinePacks(name, self._datasets, draws, self._measuring, pool, self.encoder, row, nothing)
         if lane is not None:
             packs.load_state(lane)
         return packs

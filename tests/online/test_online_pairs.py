@@ -396,7 +396,8 @@ def test_both_conversations_of_a_pair_may_hold_its_image(config: Config, source:
     damaged = data[: len(data) // 2]
     rows = [*whole_conversations(1, other.__next__), *whole_conversations(1, lambda: Image.open(io.BytesIO(damaged)))]
     stream = StreamingPackedDataset(run, [rows], replacement=False, on_bad_member="drop")
-    assert ids(stream) == []
+    with pytest.raises(PackError, match="none of the samples drawn can be packed: no_pair"):
+        ids(stream)
     assert stream.statistics()["left_out"] == {"no_pair": 2}
 
 

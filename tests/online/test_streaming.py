@@ -231,6 +231,24 @@ def test_a_sample_that_can_not_be_read_is_counted_or_ends_the_training(make: Any
         next(iter(make([Conversations("a", 5, bad=range(5))])))
 
 
+def test_a_rank_that_can_pack_nothing_says_so(make: Any) -> None:
+    """It ended without a pack and without an error, where samples are drawn once; each of its workers drew a share."""
+    short = ["packing.max_token_len=8"]
+    said = "none of the samples drawn can be packed: overlong"
+    sources, options = [Conversations("a", 23), Conversations("never", 9)], {"replacement": False, "weights": [1, 0]}
+    for rank, world_size in ((0, 1), (1, 2)):
+        with pytest.raises(ValueError, match=said):
+            list(make(sources, *short, rank=rank, world_size=world_size, **options))
+    workers = make(sources, *short, **options)
+    first, second = (workers._make_packs(worker, 2) for worker in range(2))
+    assert [*first] == []  # the other one may pack some
+    with pytest.raises(ValueError, match=said):
+        next(second)
+    few = make([Conversations("a", 3, bad=[1])], replacement=False)
+    alone = [few._make_packs(worker, 3) for worker in range(3)]  # one worker has the bad sample alone
+    assert sorted(name for packs in alone for pack in ids(packs) for name in pack) == ["a/0", "a/2"]
+
+
 def test_overlong_samples_as_the_settings_say(make: Any) -> None:
     """Left out and counted, in a pack of their own, or an error that names one; cutting them needs a plan."""
     sources = [Conversations("a", 23)]

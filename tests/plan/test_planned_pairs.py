@@ -180,7 +180,7 @@ def test_no_pair_of_a_stream_is_torn(
         draws = Draws([*map(len, stream._datasets)], positions, weights, replacement=False, seed=seed)
         lane = OnlinePacks(
             "x", stream._datasets, draws, measurer, Pool(packing, buffer_size, seed), stream.encoder,
-            counts.of_worker(rank),
+            counts.of_worker(rank), lambda: False,
         )  # fmt: skip
         while True:
             lane._fill_pool()

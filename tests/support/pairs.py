@@ -4,10 +4,14 @@ import json
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from energon_pack.config.compose import compose_config
+from energon_pack.pack import pack
 from support.packed import samples
+from support.running import ROOT, command, need_torchvision
 from support.samples import picture, video
 
 WORDS = ("tide", "rises", "twice", "a", "day", "near", "an", "island", "boats", "wait", "for", "water", "and", "wind")
@@ -72,3 +76,47 @@ def check_whole(rows: Iterable[Sequence[str]]) -> Counter[str]:
             assert (chosen, rejected) == (f"{pair}+chosen", f"{pair}+rejected")
             seen[pair] += 1
     return seen
+
+
+@dataclass(frozen=True)
+class PairsOfClass:
+    """Pairs by a real processor, packed with and without shared prompts."""
+
+    #: the tiny model's folder
+    model: Path
+    #: the lines
+    source: Path
+    #: what they were packed with, but for sharing
+    words: list[str]
+    #: whole, shared → a packed dataset
+    datasets: dict[str, Path]
+
+
+#: of a model class: its processor, its family, how many pairs have a video, and what else its packs are made with
+CLASSES: dict[str, tuple[str, str, int, list[str]]] = {
+    "qwen2_5_vl": ("qwen2_5_vl", "qwen2_5_vl", 4, []),
+    "qwen3_vl": ("qwen3_vl", "qwen3_vl", 4, []),
+    "internvl": ("internvl3_hf", "internvl3", 0, ["+model.processor_kwargs.max_patches=1"]),
+    "qwen2_5_text": ("qwen2_5_text", "text", 0, []),
+}
+SHARED = ["packing.share=prefix", "packing.share_min_tokens=1"]
+
+
+def pack_pairs_of(name: str, number: int, real: Path, folder: Path) -> PairsOfClass:
+    """Pack pairs of one of `CLASSES`, of media where it has some, several turns and thoughts.
+
+    Args:
+        real: the folder of real processors.
+    """
+    need_torchvision()
+    processor, family, num_videos, more = CLASSES[name]
+    model = folder / "model"
+    done = command(ROOT / "recipes" / "tiny_folder.py", real / "processors" / processor, model, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    (folder / "source").mkdir()
+    source = write_pairs(folder / "source", number, 15, family != "text", num_videos, thinks=True)
+    words = [f"+model={family}", f"model.processor={model}", f"source.path={source}", "source.take=both", *more]
+    words += [f"output.dir={folder}", "packing.max_token_len=1200", "packing.group_by=none", "executor.num_workers=1"]
+    for dataset, own in {"whole": list[str](), "shared": SHARED}.items():
+        pack(compose_config([*words, *own, f"output.name={dataset}"]))
+    return PairsOfClass(model, source, words, {name: folder / name for name in ("whole", "shared")})
