@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from energon_pack.training.forward_inputs import MixingError, branch_starts, text_positions, tokens_of
-from energon_pack.training.trial_inputs import MemberSpan, members_of, spans_of
+from energon_pack.training.trial_inputs import MemberSpan, spans_of
 
 #: a member as its user gives it: its number of tokens, or its `tokens` and its rows of each media input
 MemberSize = int | Mapping[str, int]
@@ -38,8 +38,10 @@ def read_members(inputs: Mapping[str, Any], members: MemberSizes | None = None) 
         MixingError: no input tells where members begin; two inputs contradict each other, and both are named; tokens
             are in no member; positions jump ahead.
     """
-    if not isinstance(tokens := inputs.get("input_ids"), Tensor) or tokens.dim() != 2:
-        raise MixingError("a batch without input_ids [B, S]: nothing shows what its members are")
+    tokens = inputs.get("inputs_embeds") if inputs.get("input_ids") is None else inputs["input_ids"]
+    if not isinstance(tokens, Tensor) or tokens.dim() not in (2, 3):
+        raise MixingError("a batch without input_ids [B, S] or inputs_embeds: nothing shows what its members are")
+    tokens = tokens.detach().float().sum(-1) if tokens.dim() == 3 else tokens  # a number for each vector
     tokens, mask = tokens.cpu(), inputs.get("attention_mask")
     real = mask.cpu() != 0 if isinstance(mask, Tensor) and mask.shape == tokens.shape else torch.ones_like(tokens) > 0
     begins_by = _starts_by_input(inputs, tokens, real, members)
@@ -78,8 +80,7 @@ def member_places(inputs: Mapping[str, Any], members: MemberSizes | None = None)
         if branch_starts(rows):
             ids = tokens_of(inputs)
             return [one for row, line in enumerate(rows.tolist()) for one in _paths(row, line, ids[row])]
-    spans = members_of(inputs) if inputs.get("input_ids") is None else read_members(inputs, members).spans
-    ranges = [(one.row, torch.arange(one.start, one.end)) for one in spans]
+    ranges = [(one.row, torch.arange(one.start, one.end)) for one in read_members(inputs, members).spans]
     return [MemberPlaces(row, places, places) for row, places in ranges]
 
 

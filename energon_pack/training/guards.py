@@ -27,7 +27,6 @@ from energon_pack.training.forward_inputs import (
 )
 from energon_pack.training.guarded_calls import InputCheck, hook_calls
 from energon_pack.training.model_wrappers import class_of, is_transformers_model, unwrapped
-from energon_pack.training.trial_inputs import members_of
 
 if TYPE_CHECKING:
     from energon_pack.training.batch_members import MemberSizes
@@ -252,9 +251,11 @@ def _pack_check(
 
 def _longest_row_len(inputs: dict[str, Any], longest: int) -> int:
     """Return the length of the longest row in tokens, without its pad tail; exact only if above `longest`."""
+    from energon_pack.training.batch_members import member_places  # late: few models need it
+
     positions = inputs["position_ids"]
-    members = members_of(inputs) if positions.shape[-1] > longest else []
-    return max(int(positions.max()) + 1, *(member.end for member in members), 0)
+    members = member_places(inputs) if positions.shape[-1] > longest else []
+    return max(int(positions.max()) + 1, *(int(member.places[-1]) + 1 for member in members), 0)
 
 
 def _media_names(model: Module) -> set[str]:

@@ -13,7 +13,7 @@ _LAYER_NAMES = re.compile(
 )
 _HEAD_NAMES = re.compile(r"((num|n)_((encoder|decoder)_)?(attention_)?|(encoder_|decoder_)?attention_)heads?")
 _MORE_HEAD_NAMES = re.compile(r"\w*heads(_per_layer)?|(num|n)_(\w+_)?head|\w*(kv|n)_groups")
-_WIDTH_NAMES = ("embed_dim", "hidden_size", "d_model", "n_embd", "emb_dim", "hidden_dim", "dim")
+_WIDTH_NAMES = ("embed_dim", "hidden_size", "d_model", "n_embd", "emb_dim", "hidden_dim", "dim", "mm_embed_dim")
 #: names of sizes that are a multiple of the width in some configs, and must stay one
 _WIDTH_MULTIPLE_NAMES = re.compile(r"\w*(hidden|width|dim|inner|embed|intermediate|size|ssm)\w*")
 _NOT_WIDTH_NAMES = re.compile(
@@ -26,6 +26,7 @@ _SIZE_LIMITS = {
     "expert_ffn_hidden_size": 32, "zero_expert_num": 2, "moe_num_experts": 4, "num_local_experts": 4, "num_experts": 4,
     "n_routed_experts": 4, "num_experts_per_tok": 2, "num_experts_per_token": 2, "moe_k": 2, "moe_topk": 2,
     "n_group": 1, "topk_group": 1, "num_expert_group": 1, "first_k_dense_replace": 1, "num_nextn_predict_layers": 0,
+    "alignment_intermediate_size": 96,
 }  # fmt: skip
 _NUM_HEADS = 2
 _MAX_KEPT_HEADS = 4  # few enough to stay

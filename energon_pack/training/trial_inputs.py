@@ -8,12 +8,11 @@ from importlib.metadata import entry_points
 from itertools import pairwise
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.encoded import Encoded
-from energon_pack.training.forward_inputs import MEDIA_KEYS, MixingError, text_positions, tokens_of
+from energon_pack.training.forward_inputs import MEDIA_KEYS, MixingError
 from energon_pack.training.model_wrappers import configs_in
 
 #: inputs that make a model compute a loss; and logits of only some tokens, or no logits (TRL's `fused_lm_head`)
@@ -76,6 +75,14 @@ def with_all_logits(inputs: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in inputs.items() if name not in _LOGIT_INPUTS}
 
 
+def without_graphs(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inputs; computed ones are cut from what computed them, whose only backward is the training's."""
+    return {
+        name: value.detach().requires_grad_() if isinstance(value, Tensor) and value.grad_fn is not None else value
+        for name, value in inputs.items()
+    }
+
+
 def flag_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the inputs of a batch that are bools or strings."""
     return {name: value for name, value in inputs.items() if isinstance(value, (bool, str))}
@@ -102,15 +109,6 @@ def differentiable_copies(media: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _are_kinds_added() -> bool:
     """Say whether plugins add kinds of media; asking looks at every installed package, which takes 30 ms."""
     return bool(entry_points(group="energon_pack.kinds"))
-
-
-def members_of(inputs: Mapping[str, Any]) -> list[MemberSpan]:
-    """Return where the members of packs lie in a batch: each begins where positions restart."""
-    tokens, mask = tokens_of(inputs), inputs.get("attention_mask")
-    positions = text_positions(inputs, inputs["position_ids"]).expand(tokens.shape[:2])
-    begins = torch.nn.functional.pad(positions.diff() != 1, (1, 0), value=True)
-    is_real = mask != 0 if isinstance(mask, Tensor) and mask.dim() == 2 else torch.ones_like(begins)
-    return spans_of(tokens, begins, is_real)
 
 
 def spans_of(tokens: Tensor, begins: Tensor, real: Tensor) -> list[MemberSpan]:

@@ -46,7 +46,7 @@ from energon_pack.training.restored_model import (
     without_dropout,
 )
 from energon_pack.training.schedule import MOST, Extent, Situation, situation_of, sizes_of
-from energon_pack.training.trial_inputs import without_loss
+from energon_pack.training.trial_inputs import without_graphs, without_loss
 from energon_pack.training.tried_batch import OtherInputs, TriedBatch, refuse_labels
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class Trials:
         sizes: set[tuple[str, Any]],
         extent: Extent,
     ) -> TrialSteps:
-        start, name = time.perf_counter(), class_of(self._model).__name__
+        start, name, inputs = time.perf_counter(), class_of(self._model).__name__, without_graphs(inputs)
         from energon_pack.training.logit_memory import warn_of_shortage  # late: only a trial needs it
 
         self._is_warned_of_memory = self._is_warned_of_memory or warn_of_shortage(name, part, inputs)

@@ -45,7 +45,7 @@ WAYS: dict[str, dict[str, Way]] = {
         ),
         "packing, a 2-D mask, flash": Way("swift", PACKING, ("add_mask",), flash=True),
         "packing, no positions, flash": Way("swift", PACKING, ("drop_positions",), NOWHERE, flash=True),
-        "packing, M-RoPE, flash": Way("swift", PACKING, said="a batch without input_ids", images=True, flash=True),
+        "packing, M-RoPE, flash": Way("swift", PACKING, images=True, flash=True),
     },
     "llamafactory": {
         "neat_packing": Way("llamafactory", NEAT),

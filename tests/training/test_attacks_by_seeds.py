@@ -1,9 +1,10 @@
 """More ways in which a member of a pack is not what it is alone, in random batches, by several seeds and at both doors.
 
-They were written against the guard as it is, by another person than the ones of `test_member_attacks.py`; none is
-silent.
+They were written against the guard as it is, by another person than the ones of the other files, which are tried in
+the same way. None is silent, but for what shows in few batches.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from itertools import cycle, islice
 from random import Random
@@ -19,7 +20,8 @@ from energon_pack.training.guards import guard
 from energon_pack.training.layout import IGNORE, Member
 from energon_pack.training.member_encoder import Encoded
 from support.attacks import Turned, mixed, on_norm
-from support.tiny import make_batch, make_model
+from support.tiny import TEXT, make_batch, make_model
+from training import test_attacks, test_member_attacks
 
 Attack = Callable[[Any], Any]
 #: batches of a training in which an attack has to be refused, and their width where it is always the same
@@ -202,6 +204,10 @@ ATTACKS: list[Attack] = [
     a_scan_without_reset, pairs_of_words, one_word_is_seen_by_all_behind_it, tokens_behind_the_last_block,
     groups_of_sixteen_tokens, values_of_another_row,
 ]  # fmt: skip
+#: attacks that show in few batches: where two members of the first row that follow each other are of one length, in 1
+#: of 20; where a member's second token is trained, in 1 of 3
+RARE = (test_member_attacks.members_of_one_length, test_attacks.a_loss_two_tokens_ahead)
+OF_OTHER_FILES = [one for one in (*test_attacks.ATTACKS, *test_member_attacks.ATTACKS) if one not in RARE]
 #: attacks of other kinds than those of the other files
 QUICK = (a_mean_through_a_detach, gradients_by_the_frequency_of_words, angles_of_the_last_batch_of_this_width)
 
@@ -211,6 +217,7 @@ def texts(random: Random) -> list[Encoded]:
     for _ in range(random.randint(2, 4)):
         length = random.randint(9, 45)
         ids = torch.randint(8, 64, (length,), generator=torch.Generator().manual_seed(random.randrange(10**6)))
+        ids[0] = TEXT["bos_token_id"]
         labels = torch.where(torch.arange(length) < random.randint(1, length // 2), IGNORE, ids)
         made.append(Encoded(f"m{length}", Member(ids, labels, torch.zeros_like(ids))))
     return made
@@ -236,7 +243,7 @@ def refused_at(attack: Attack, seed: int, is_of_packs: bool, widths: Sequence[in
             optimizer.step()
             optimizer.zero_grad()
     except MixingError as error:
-        return number if "mixes the members" in str(error) else None
+        return number if re.search("mixes the members|draws random numbers", str(error)) else None
     return None
 
 
@@ -262,9 +269,16 @@ def test_angles_kept_by_the_width_are_refused_where_widths_vary(is_of_packs: boo
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("is_of_packs", [True, False], ids=["packs", "batches"])
-@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
+@pytest.mark.parametrize("attack", [*ATTACKS, *OF_OTHER_FILES], ids=lambda attack: attack.__name__)
 def test_an_attack_is_refused_with_each_seed_and_at_both_doors(attack: Attack, is_of_packs: bool) -> None:
     assert len(silent_seeds(attack, is_of_packs)) <= MOST_SILENT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("attack", "silent"), [*zip(RARE, (range(10, 20), range(1, 9)), strict=True)])
+def test_mixing_in_few_batches_is_refused_where_one_of_them_is_tried(attack: Attack, silent: range) -> None:
+    """With some seeds none of the trials of a hundred batches, nine at most, is of such a batch."""
+    assert len(silent_seeds(attack, is_of_packs=True)) in silent
 
 
 def silent_seeds(attack: Attack, is_of_packs: bool, widths: Sequence[int | None] = (WIDTH,)) -> list[int]:

@@ -83,7 +83,8 @@ def test_boundaries_may_take_padding_to_the_last_member() -> None:
             {"position_ids": POSITIONS, "attention_mask": (IDS != 22).long()},
             "holes in the member from token 3 of row 0",
         ),
-        ({"input_ids": None, "inputs_embeds": torch.ones(1, 4, 8)}, "without input_ids"),
+        ({"input_ids": None, "position_ids": POSITIONS}, r"without input_ids \[B, S\] or inputs_embeds"),
+        ({"input_ids": None, "inputs_embeds": torch.ones(1, 4, 8)}, r"says nowhere .* \(inputs_embeds\)"),
     ],
 )
 def test_what_says_no_members_or_says_two_things_is_refused(inputs: dict[str, Any], said: str) -> None:
@@ -154,6 +155,17 @@ def test_a_batch_that_keeps_members_apart_passes(batch: dict[str, Any]) -> None:
         model(**without(batch, "position_ids", "cu_seq_lens_q", "cu_seq_lens_k"))
     held.remove()
     model(**without(batch, "position_ids"))
+
+
+def test_a_batch_of_embeddings_is_tried() -> None:
+    """Boundaries alone were a KeyError, and a table that is trained could not be tried."""
+    model = make_model("llama")
+    batch = without(GOOD, "input_ids") | {"inputs_embeds": model.get_input_embeddings()(GOOD["input_ids"])}
+    assert not guard(model, batches=[batch]).trials[0].mixes
+    bounded = without(batch, "position_ids") | {"cu_seq_lens_q": CU}
+    assert read_members(bounded).sources == "cu_seq_lens_q"
+    with pytest.raises(MixingError, match="mixes the members of batch 0"):
+        guard(model, batches=[bounded])
 
 
 @pytest.mark.parametrize(

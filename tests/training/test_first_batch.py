@@ -385,14 +385,22 @@ def test_a_head_that_begins_with_zeros_hides_nothing() -> None:
 
 
 def test_embeddings_in_the_place_of_ids() -> None:
+    """A table outside of the call trains on: a backward of the trial went through it, and it has one alone."""
     model = make_model("llama")
     held, inputs = guarded(model)
-    inputs["inputs_embeds"] = model.get_input_embeddings()(inputs.pop("input_ids")).detach()
-    model(**inputs)
+    table, ids = model.get_input_embeddings(), inputs.pop("input_ids")
+    model(**inputs, inputs_embeds=table(ids)).loss.backward()
+    assert held.trials[0].is_conclusive
     assert not held.trials[0].mixes
+    held.remove()
+    found = table.weight.grad.clone()
+    table.weight.grad = None
+    model(**inputs, inputs_embeds=table(ids)).loss.backward()
+    assert torch.equal(table.weight.grad, found)
+    guard(model)
     attention_of_one_layer(model)
     with pytest.raises(MixingError, match="mixes the members"):
-        model(**inputs)
+        model(**inputs, inputs_embeds=table(ids))
 
 
 def test_a_loss_without_logits_is_tried_with_them() -> None:

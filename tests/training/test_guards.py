@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.attention.flex_attention import create_block_mask
 
-from energon_pack.training import guards
+from energon_pack.training import batch_members, guards
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.forward_inputs import MixingError, check_inputs
 from energon_pack.training.guards import guard
@@ -285,11 +285,11 @@ def test_members_are_looked_for_in_wide_rows_alone(monkeypatch: pytest.MonkeyPat
     """Each forward waited for the device to find members that could not be too long."""
     asked: list[object] = []
 
-    def members_of(inputs: object) -> list[object]:
+    def member_places(inputs: object) -> list[object]:
         asked.append(inputs)
         return []
 
-    monkeypatch.setattr(guards, "members_of", members_of)
+    monkeypatch.setattr(batch_members, "member_places", member_places)
     inputs = {"position_ids": torch.tensor([[0, 1, 2, 0, 1]])}
     assert (guards._longest_row_len(inputs, 5), len(asked)) == (3, 0)
     assert (guards._longest_row_len(inputs, 4), len(asked)) == (3, 1)

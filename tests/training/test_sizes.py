@@ -91,6 +91,18 @@ def test_parts_fit_each_other(name: str) -> None:
         assert value == times * text.hidden_size, path
 
 
+def test_projectors_are_narrow_whatever_their_width() -> None:
+    """As wide as checkpoints have them, they made `guard()` take four times as long."""
+    config = tf.Cohere2VisionConfig()
+    shrink_sizes(config)
+    assert config.alignment_intermediate_size == 96
+    config = tf.Gemma4UnifiedConfig(vision_config={}, audio_config={})
+    shrink_sizes(config)
+    assert config.vision_config.mm_embed_dim == config.vision_config.output_proj_dims == 256
+    with torch.device("meta"):
+        tf.Gemma4UnifiedForConditionalGeneration._from_config(config)
+
+
 # Sizes that count tokens are found by their effect, and made small in the probed copy.
 
 #: a class, more of its config, and what counts tokens in it

@@ -48,14 +48,16 @@ def guard_their_batches() -> None:
 
 
 def passed(trainer: Any, num: int) -> list[dict[str, Any]]:
-    """The inputs of the model of the first batches, as the trainer passes them."""
+    """The inputs of the model of the first batches, as the trainer passes them and a guarded model gets them: hooks of
+    the trainer's own run behind.
+    """
     model, found = unwrapped(trainer.model), []
 
     def note(_: Any, arguments: Any, inputs: dict[str, Any]) -> None:
         found.append(dict(inputs))
         raise _Seen
 
-    handle = model.register_forward_pre_hook(note, with_kwargs=True)
+    handle = model.register_forward_pre_hook(note, with_kwargs=True, prepend=True)
     for _, batch in zip(range(num), trainer.get_train_dataloader(), strict=False):
         try:
             trainer.compute_loss(trainer.model, trainer._prepare_inputs(batch))
