@@ -139,7 +139,7 @@ class StageSettings:
                 flavor=flavor,
                 has_messages=output.messages,
                 media_root=source.root if writes_shards and output.media is MediaIn.reference else None,
-                is_shared=config.stage is Stage.publish or config.executor.kind is not ExecutorKind.local,
+                is_shared=config.stage is Stage.publish or config.executor.kind != ExecutorKind.local,
             ),
             EndSettings(
                 stage=config.stage,
