@@ -19,9 +19,9 @@ from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.guards import guard
 from energon_pack.training.layout import IGNORE, Member
 from energon_pack.training.member_encoder import Encoded
+from support import member_attacks, row_attacks
 from support.attacks import Turned, mixed, on_norm
 from support.tiny import TEXT, make_batch, make_model
-from training import test_attacks, test_member_attacks
 
 Attack = Callable[[Any], Any]
 #: batches of a training in which an attack has to be refused, and their width where it is always the same
@@ -206,8 +206,8 @@ ATTACKS: list[Attack] = [
 ]  # fmt: skip
 #: attacks that show in few batches: where two members of the first row that follow each other are of one length, in 1
 #: of 20; where a member's second token is trained, in 1 of 3
-RARE = (test_member_attacks.members_of_one_length, test_attacks.a_loss_two_tokens_ahead)
-OF_OTHER_FILES = [one for one in (*test_attacks.ATTACKS, *test_member_attacks.ATTACKS) if one not in RARE]
+RARE = (member_attacks.members_of_one_length, row_attacks.a_loss_two_tokens_ahead)
+OF_OTHER_FILES = [one for one in (*row_attacks.ATTACKS, *member_attacks.ATTACKS) if one not in RARE]
 #: attacks of other kinds than those of the other files
 QUICK = (a_mean_through_a_detach, gradients_by_the_frequency_of_words, angles_of_the_last_batch_of_this_width)
 
