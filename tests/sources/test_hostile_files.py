@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_pack.config import OnDamaged
+from energon_pack.config import OnDamaged, Stage
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.run import expansion_bounds
@@ -157,7 +157,7 @@ def test_a_cut_file_is_refused_wherever_it_is_named(config: Make, tmp_path: Path
     named: list[tuple[Any, dict[str, Any]]] = [
         (half, {}),
         ([str(tmp_path / "whole"), str(half)], {"source__limit": 1}),
-        (half, {"part": "0/1", "stage": "lengths"}),
+        (half, {"part": "0/1", "stage": Stage.lengths}),
         (meta, {}),
         (mixture, {}),
     ]  # fmt: skip
