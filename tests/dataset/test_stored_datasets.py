@@ -125,8 +125,8 @@ def test_a_store_that_refuses_a_write_leaves_no_half_of_a_dataset(
 @pytest.mark.slow
 @pytest.mark.parametrize("replaced", [False, True])
 def test_the_same_at_every_write_there_is(config: Make, bucket: Bucket, tmp_path: Path, replaced: bool) -> None:
-    num_failed, _ = refused_at_each_write(config, bucket, tmp_path, range(40), replaced)
-    assert 25 < num_failed < 40
+    num_failed, _ = refused_at_each_write(config, bucket, tmp_path, range(60), replaced)
+    assert 25 < num_failed < 60
 
 
 def test_shards_that_are_there_are_not_written_again(config: Make, bucket: Bucket, tmp_path: Path) -> None:
