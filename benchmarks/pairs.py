@@ -113,21 +113,21 @@ def main() -> None:
     parser.add_argument("real", type=Path)
     parser.add_argument("--length", type=int, default=8192, help="tokens of a pack, here and of ms-swift (8192)")
     parser.add_argument("--environments", type=Path, default=Path("/tmp/envs/trainers"))
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model = folder / "model"
-        processor = given.real / "processors" / "qwen2_5_vl"
+        processor = options.real / "processors" / "qwen2_5_vl"
         subprocess.run([sys.executable, HERE.parent / "recipes" / "tiny_folder.py", processor, model], check=True)
-        pairs = pairs_of(given.real)
+        pairs = pairs_of(options.real)
         (folder / "source").mkdir()
-        files = forms(pairs, (given.real / "data" / "image_mathv").absolute(), folder / "source")
-        cost, length = cost_model(None), given.length
+        files = forms(pairs, (options.real / "data" / "image_mathv").absolute(), folder / "source")
+        cost, length = cost_model(None), options.length
         rows = [
             row_of("packing.share=prefix", ours(model, files["here"], length, "prefix"), cost),
             row_of("packing.share=none", ours(model, files["here"], length, "none"), cost),
-            row_of("ms-swift, packed", theirs("swift", given.environments, model, files["swift"], length), cost),
-            row_of("TRL, 4 pairs padded", theirs("trl", given.environments, model, files["trl"], length), cost),
+            row_of("ms-swift, packed", theirs("swift", options.environments, model, files["swift"], length), cost),
+            row_of("TRL, 4 pairs padded", theirs("trl", options.environments, model, files["trl"], length), cost),
         ]
     columns = ("", "batches", "tokens", "of these padding", "images", "PFLOPs", "pairs beyond TRL's max_length")
     print("|", " | ".join(columns), "|\n" + "|---" * len(columns) + "|")

@@ -101,7 +101,8 @@ class StageSettings:
         """Pick the settings from a config; `source` and `processor` (folder or hub id) are those that it names."""
         model, labels, output = replace(config.model, processor=processor), config.labels, config.output
         read, engine, flavor = config.source.reading, config.measure.engine.value, config.flavor()
-        shares = split_shares(plain(output.splits))
+        everything = plain(config)
+        shares = split_shares(everything["output"]["splits"])
         writes_shards = config.stage not in (Stage.lengths, Stage.plan)  # others take a source of several stores, too
         return cls(
             MethodSettings(
@@ -129,7 +130,7 @@ class StageSettings:
                 max_shard_packs=output.max_shard_packs,
                 max_shard_bytes=output.max_shard_bytes,
                 seed=config.seed,
-                content=content_settings(plain(config)),
+                content=content_settings(everything),
                 source_paths=_source_paths(config.source),
             ),
             ShardSettings(
@@ -149,7 +150,7 @@ class StageSettings:
                 tried_lens=config.report.lens,
                 read=read,
                 is_demo=config.source.is_demo,
-                everything=plain(config),
+                everything=everything,
             ),
         )
 

@@ -72,7 +72,7 @@ def show_sample(options: argparse.Namespace) -> int:
     named = [text for text in options.given if not is_override(text)]
     if len(named) > 1:
         raise PackError(f"{' '.join(named)}: one number or id of a sample")
-    config = replace(compose_config(overrides), stage=Stage.plan)
+    config = replace(compose_config(overrides), stage=Stage.plan)  # nothing is written, whatever the overrides say
     if options.processor:
         config = replace(config, model=replace(config.model, processor=options.processor))
     source = find_source(config.source, options.source)
@@ -170,9 +170,8 @@ def _pair_verdict(
     settings: StageSettings, template: Template, sides: Sequence[ReadSample]
 ) -> tuple[str | None, list[str]]:
     """Return why packing would leave out a pair, or None, and what both sides are together."""
-    packing = replace(
-        settings.plan.packing, need_image=False, window=None, topology=Topology()
-    )  # a plan over all has these
+    # a plan over all samples has these
+    packing = replace(settings.plan.packing, need_image=False, window=None, topology=Topology())
     measurer = SampleMeasurer(template, packing, settings.method.read.control_tokens, drop=True)
     [measured] = measurer.measure_sides([[as_sample(side) for side in sides]])
     if isinstance(measured, Skip) and measured.reason not in (Reason.OVERLONG, Reason.OVER_CAP):

@@ -52,7 +52,7 @@ TABLE: dict[str, Table] = {  # in how many of 88 sides it does so
 
 
 def differences(theirs: dict[str, Any], here: dict[str, Any], uncut: dict[str, Any], tokenizer: Any) -> set[str]:
-    """The names of all that TRL does otherwise in one side of a pair; an error for what has no name.
+    """Name all that TRL does otherwise in one side of a pair; fail where a difference has no name.
 
     Args:
         theirs: its ids, and which are trained.

@@ -119,7 +119,7 @@ def encoded_members(packs: PackedDataset) -> dict[str, Any]:
 def trained(
     kind: str, first: FewIds, pairs: list[list[Any]], ways: dict[str, list[Any]], tokenizer: Any, folder: str
 ) -> dict[str, list[float]]:
-    """Of each way and precision the loss, and how far it and the gradients are from those of TRL in float64.
+    """Return for each way and precision the loss, and its distance and that of the gradients from TRL's in float64.
 
     Gradients: the largest distance by the largest gradient, and the length of their difference by their length.
     """

@@ -60,10 +60,10 @@ def trainer_of(name: str, rows: list[Row], kwargs: Row, folder: Path, **more: An
 
 def by_trl(trainer: DPOTrainer, row: Row, folder: Path) -> list[Tokens]:
     """Both sides of one pair, from a batch of this pair alone."""
-    given = dict(row)
+    pair = dict(row)
     if "images" in row:
-        given["images"] = [Image.open(folder / name).convert("RGB") for name in row["images"]]
-    batch = trainer.data_collator([given])
+        pair["images"] = [Image.open(folder / name).convert("RGB") for name in row["images"]]
+    batch = trainer.data_collator([pair])
     columns = zip(*(batch[name] for name in ("input_ids", "attention_mask", "completion_mask")), strict=True)
     return [
         {"ids": ids[mask.bool()].tolist(), "trained": trained[mask.bool()].tolist()} for ids, mask, trained in columns
