@@ -1,18 +1,19 @@
 """Does the guard accept each class of transformers that keeps members apart, as a model that is trained?
 
     python benchmarks/guarded_classes.py --results guarded.jsonl                      # all; hours
-    python benchmarks/guarded_classes.py --sees image --types float32 --results guarded.jsonl
+    python benchmarks/guarded_classes.py --sees image --settings float32 --results guarded.jsonl
     python benchmarks/guarded_classes.py --results guarded.jsonl --sum                # what is there, counted
 
-Each class is made small, guarded, and given two batches of packs in train(), with a backward: in float32, under
-autocast, and with weights in bfloat16. docs/tables/classes.csv says which classes are exact; one that is, and is
-refused all the same, is a false refusal. Results are lines of JSON; what is in the file is not run again.
+Each class is made small, guarded, and given two batches of packs in train(), with a backward, in each setting of
+SETTINGS; adapters need peft. docs/tables/classes.csv says which classes are exact; one that is, and is refused all the
+same, is a false refusal. Results are lines of JSON; what is in the file is not run again.
 """
 
 import argparse
 import csv
 import json
 import random
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -35,27 +36,70 @@ from energon_pack.training.small_model import small_model
 from support.tiny import MadeEncoder
 
 TABLE = Path(__file__).parents[1] / "docs" / "tables" / "classes.csv"
-TYPES = ("float32", "autocast", "bfloat16")
+#: how the model is trained: in which type, with which adapter, with checkpoints of either kind, with a frozen tower
+SETTINGS = ("float32", "autocast", "bfloat16", "lora", "ia3", "checkpoints", "reentrant", "frozen")
 ATTENTIONS = ("sdpa", "eager")
+TOWER = re.compile(r"vis(ion|ual)|vit|image_encoder|patch_embed")
+WORDS = re.compile(r"language_model|lm_head|text_model|mlp1|projector|merger|connector|aligner")
 small_models._NUM_LOGITS = VOCABULARY  # a loss of labels needs all
 
 
-def rows_of(one: Named, types: Sequence[str], attention: str) -> Iterator[Row]:
-    """What the guard says of a class, for each type."""
+def rows_of(one: Named, settings: Sequence[str], attention: str) -> Iterator[Row]:
+    """What the guard says of a class, in each setting."""
     make = getattr(tf, one.name)
-    for kind in types:
-        row: Row = {"name": one.name, "sees": one.sees, "attention": attention, "type": kind}
+    for setting in settings:
+        row: Row = {"name": one.name, "sees": one.sees, "attention": attention, "type": setting}
         try:
             config, _ = every_layer(make, config_of(one))
             given, _ = members_of(one, small_model(make, config, "eager"))
-            model = small_model(make, config, attention)
+            model = as_set(small_model(make, config, attention), setting)
         except Exception as error:  # foreign code
             yield {**row, "verdict": "not built", "why": said(error)}
             continue
-        yield row | tried(model.to(torch.bfloat16) if kind == "bfloat16" else model, given, kind)
+        yield row | tried(model, given, setting)
 
 
-def tried(model: Any, given: list[Encoded], kind: str) -> Row:
+def as_set(model: Any, setting: str) -> Any:
+    """The model as a setting trains it.
+
+    Raises:
+        ValueError: there is no tower to freeze.
+    """
+    if setting == "bfloat16":
+        return model.to(torch.bfloat16)
+    if setting in ("lora", "ia3"):
+        return adapted(model, setting)
+    if setting in ("checkpoints", "reentrant"):
+        model.gradient_checkpointing_enable({"use_reentrant": setting == "reentrant"})
+    if setting == "reentrant":
+        model.enable_input_require_grads()  # a reentrant checkpoint whose inputs have no gradient has none
+    if setting == "frozen":
+        tower = [p for name, p in model.named_parameters() if TOWER.search(name) and not WORDS.search(name)]
+        if not tower:
+            raise ValueError(f"no parameter of {type(model).__name__} has a name of a tower")
+        for parameter in tower:
+            parameter.requires_grad_(False)
+    return model
+
+
+def adapted(model: Any, kind: str) -> Any:
+    """The model with adapters of peft at each linear layer but the head, with values of their own."""
+    import peft
+
+    head = model.get_output_embeddings()
+    linear = {name for name, part in model.named_modules() if type(part) is torch.nn.Linear and part is not head}
+    if kind == "lora":
+        return peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=linear, init_lora_weights=False))
+    last = {name for name in linear if name.rpartition(".")[2] in ("down_proj", "fc2", "w2", "linear_2")}
+    config = peft.IA3Config(target_modules=linear, feedforward_modules=last, init_ia3_weights=False)
+    model = peft.get_peft_model(model, config)
+    for name, parameter in model.named_parameters():
+        if "ia3_" in name:  # drawn about 0 otherwise, and they are factors
+            torch.nn.init.uniform_(parameter.data, 0.5, 1.5)
+    return model
+
+
+def tried(model: Any, given: list[Encoded], setting: str) -> Row:
     """Guard a model, and train two batches of these members."""
     for part in model.modules():
         part.train(not isinstance(part, torch.nn.modules.batchnorm._BatchNorm))
@@ -67,7 +111,7 @@ def tried(model: Any, given: list[Encoded], kind: str) -> Row:
     found: Row = {"media": sorted(given[0].media), "by": mask}
     try:
         for members in (given, given[::-1]):
-            with torch.autocast("cpu", torch.bfloat16) if kind == "autocast" else nullcontext():
+            with torch.autocast("cpu", torch.bfloat16) if setting == "autocast" else nullcontext():
                 model(**inputs_of(model, members, mask)).loss.backward()
             model.zero_grad()
     except MixingError as error:
@@ -122,21 +166,21 @@ def show(rows: Sequence[Row]) -> None:
         if exact.get((row["name"], row["attention"])) and row["verdict"] != "accepted":
             print(f"{row['name']} {row['attention']} {row['type']}: {row['verdict']}: {row['why'][:300]}")
     worst = {
-        kind: [
+        setting: [
             max(all_of)
-            for all_of in zip(*(r["worst"] for r in rows if r["type"] == kind and r.get("worst")), strict=True)
+            for all_of in zip(*(r["worst"] for r in rows if r["type"] == setting and r.get("worst")), strict=True)
         ]
-        for kind in TYPES
+        for setting in SETTINGS
     }
-    for kind, shares in worst.items():
-        print(f"{kind}: outputs, loss, gradients / 2.5, size / 0.8: {' '.join(f'{one:.1e}' for one in shares)}")
+    for setting, shares in worst.items():
+        print(f"{setting}: outputs, loss, gradients / 2.5, size / 0.8: {' '.join(f'{one:.1e}' for one in shares)}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", help="names of classes")
     parser.add_argument("--sees", choices=("image", "text"))
-    parser.add_argument("--types", nargs="+", choices=TYPES, default=TYPES)
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=SETTINGS)
     parser.add_argument("--attention", nargs="+", choices=ATTENTIONS, default=ATTENTIONS)
     parser.add_argument("--results", type=Path, default=Path("guarded.jsonl"), help="lines of JSON, read and added to")
     parser.add_argument("--sum", action="store_true", help="count what is in the file")
@@ -153,7 +197,7 @@ def main() -> None:
     every.sort(key=lambda one: not exact.get((one.name, "sdpa")))  # those that can be refused falsely come first
     for one in every:
         for attention in options.attention if options.sees in (None, "image" if one.sees else "text") else ():
-            missing = [kind for kind in options.types if (one.name, attention, kind) not in known]
+            missing = [setting for setting in options.settings if (one.name, attention, setting) not in known]
             find = partial(rows_of, attention=attention)
             for row in in_child(one, missing, "cpu", find, "type") if missing else ():
                 full = {"sees": one.sees, "attention": attention, **row}

@@ -30,6 +30,7 @@ from energon_pack.training.finding import (
     compare_gradients,
     compare_outputs,
     gradients_of,
+    without_reentrant,
     worst_outputs,
 )
 from energon_pack.training.forward_inputs import tokens_of
@@ -231,7 +232,7 @@ def _run(
     routing: Routing | None,
 ) -> _ForwardRun:
     way.before_run()
-    with use_routing(way.part, routing):
+    with use_routing(way.part, routing), without_reentrant():
         follow = way.compares_gradients
         seen = run_and_record(way.part, inputs, way.call, follow, follow and not way.uses_model_loss)
         sketches = [one.detach() for one in seen.sketches]

@@ -1,11 +1,14 @@
 """Measure how far a batch is from its samples alone, and whether that may be rounding."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import graph
+from torch.utils import checkpoint as checkpoints
 
 from energon_pack.training.trial_inputs import PlacedSample
 
@@ -172,12 +175,10 @@ def gradients_of(
 ) -> Gradients:
     """Return the gradients of a loss; `offset` in [0, 1) chooses which values of large weights are kept.
 
-    Raises ValueError if a reentrant checkpoint would write `.grad` of all weights.
+    Raises ValueError if a checkpoint, not torch's, would write `.grad` of all weights in a backward of its own.
     """
     if _has_reentrant_checkpoint(loss):
-        raise ValueError(
-            "checkpoints run a backward of their own: gradient_checkpointing_kwargs={'use_reentrant': False}"
-        )
+        raise ValueError("checkpoints that are not torch's run a backward of their own: train with torch's")
     # as `torch.autograd.grad`, which leaves `Routing`: checkpoints choose again
     followed = (embedded, *media, *weights)
     gradients: Sequence[Tensor | None] = graph._engine_run_backward(
@@ -188,8 +189,27 @@ def gradients_of(
     return Gradients(of_embeddings, gradients[1 : 1 + len(media)], of_weights)
 
 
+@contextmanager
+def without_reentrant() -> Iterator[None]:
+    """Run torch's checkpoints with `use_reentrant`, which write `.grad` of all weights, as those without it."""
+    own = checkpoints.CheckpointFunction
+    checkpoints.CheckpointFunction = _Checkpoint  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        checkpoints.CheckpointFunction = own  # type: ignore[misc]
+
+
+class _Checkpoint:
+    """In place of torch's `CheckpointFunction`."""
+
+    @staticmethod
+    def apply(function: Callable[..., Any], keeps_random_state: bool, *args: Any) -> Any:
+        return checkpoints.checkpoint(function, *args, use_reentrant=False, preserve_rng_state=keeps_random_state)
+
+
 def _has_reentrant_checkpoint(loss: Tensor) -> bool:
-    """Say whether the loss's graph has a checkpoint with `use_reentrant`, which runs a backward of its own."""
+    """Say whether the loss's graph has a checkpoint that runs a backward of its own."""
     waiting, seen = [loss.grad_fn], set()
     while waiting:
         node = waiting.pop()

@@ -219,7 +219,7 @@ def gradients(model: Any, inputs: dict[str, Any], context: Any) -> list[Tensor]:
     return [loss.detach(), torch.rand(1), *found]
 
 
-@pytest.mark.parametrize("way", ["float32", "autocast", "bfloat16", "checkpointing", "eval"])
+@pytest.mark.parametrize("way", ["float32", "autocast", "bfloat16", "checkpointing", "reentrant", "eval"])
 def test_a_training_is_the_same_with_the_trial_and_without(way: str) -> None:
     """Adapters, dropout, counters: accepted, and loss, gradients, random numbers, modes and buffers are the same bits.
 
@@ -230,10 +230,11 @@ def test_a_training_is_the_same_with_the_trial_and_without(way: str) -> None:
         model = harmless(make_model("llama"))
         if way == "bfloat16":
             model.bfloat16()
-        if way == "checkpointing":
+        if way in ("checkpointing", "reentrant"):
             for layer in model.model.layers:
                 layer.gradient_checkpointing = True
-                layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+                layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=way == "reentrant")
+            model.enable_input_require_grads()
         if way == "eval":
             model.eval()
         held, inputs = guarded(model, first_batch=first_batch)

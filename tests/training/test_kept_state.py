@@ -249,9 +249,13 @@ def test_a_forward_past_its_hooks_is_said_once(caplog: pytest.LogCaptureFixture)
     assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
-def test_checkpoints_that_run_layers_in_the_backward_are_no_calls_outside(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoints_that_run_layers_in_the_backward_are_no_calls_outside(
+    reentrant: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     model = make_model("llama")
-    model.activation_checkpointing_enable({"use_reentrant": False})
+    model.activation_checkpointing_enable({"use_reentrant": reentrant})
+    model.enable_input_require_grads()
     guard(model)
     inputs = make_batch("llama", [make_members("llama", model)]).model_inputs()
     model(**inputs).loss.backward()
