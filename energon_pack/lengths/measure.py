@@ -47,6 +47,8 @@ _MAX_JOBS, _MAX_JOB_SAMPLES = 20_000, 20_000
 _SAMPLE_COST, _IMAGE_COST, _VIDEO_COST = 1000, 2000, 80_000
 _COST_COLUMNS = ("record_size", "parts")  # the columns that the decision needs
 Lengths = TypeVar("Lengths")
+#: of names of folders with lengths, in the cache: lengths of another version are not read
+KEY_PREFIX = f"v{reader.INDEX_VERSION}.{LENGTHS_VERSION}-"
 _IS_VIDEO = rf"(?i)\.({'|'.join(VIDEO_EXTENSIONS)})$"
 
 
@@ -308,13 +310,13 @@ def lengths_cache(method: Method, workshop: Workshop) -> TableCache:
 
 
 def method_key(method: Method) -> str:
-    """Hash all settings of a method that lengths depend on; the hash names the folder of its lengths in the cache."""
+    """Return the name that lengths by this method have in the cache: their version, and a hash of all they depend on."""
     template = method.identity
-    versions = LENGTHS_VERSION, reader.INDEX_VERSION, [*FIT_RULES]
     asked = [version_of(name) for name in ("transformers", "torchvision")] if template.family in ASKING_FAMILIES else []
     chosen = [*asked, *(template.kinds or [])]  # not among the settings in the fingerprint
     chosen += [f"beginnings {BEGINNINGS_VERSION}"] if method.with_beginnings else []
-    return key_of(template.fingerprint, template.labels, method.read.identity, *versions, *chosen)
+    hashed = key_of(template.fingerprint, template.labels, method.read.identity, [*FIT_RULES], *chosen)
+    return f"{KEY_PREFIX}{hashed}"
 
 
 def _lengths_key(item: IndexedShard) -> str:

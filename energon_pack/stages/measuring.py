@@ -8,7 +8,7 @@ from energon_pack.config.stage_settings import LengthSettings, MethodSettings
 from energon_pack.errors import PackError, amount
 from energon_pack.lengths.drawn_videos import with_decoded_videos
 from energon_pack.lengths.index import IndexedShard, first_samples, index_shards
-from energon_pack.lengths.measure import measure_rows, measure_shards, with_trusted_engine
+from energon_pack.lengths.measure import KEY_PREFIX, measure_rows, measure_shards, with_trusted_engine
 from energon_pack.lengths.method import Method, method_of_model
 from energon_pack.lengths.unused_map import unused_line
 from energon_pack.plan.expand import expand
@@ -38,7 +38,13 @@ class Measured:
 
 
 def index_source(shards: Sequence[Shard], keep_damaged: bool, seed: int, workshop: Workshop) -> list[IndexedShard]:
-    """Find each sample in these shards of a source, and draw samples by the `sample_ratio` of their file."""
+    """Find each sample in these shards of a source, and draw samples by the `sample_ratio` of their file.
+
+    Says so if all samples are measured anew because the cache is another version's.
+    """
+    kept = [folder.name for folder in workshop.cache().glob("lengths/*")]
+    if kept and not any(name.startswith(KEY_PREFIX) for name in kept):
+        say(f"the cache in {workshop.cache()} is another version's: all samples are measured anew")
     with workshop.timed("index"):
         return index_shards([*shards], keep_damaged, seed, workshop)
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,6 +72,28 @@ def test_the_lengths_of_a_shard_do_not_depend_on_its_neighbours(config: Make, tm
     for cache in ("grown", "fresh"):
         pack(config(source, cache_dir=str(tmp_path / cache), output__name=cache))
     assert files(tmp_path / "out" / "grown") == files(tmp_path / "out" / "fresh")
+
+
+def test_the_lengths_of_another_version_are_named_and_made_anew(
+    config: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After an upgrade a run of hours would measure all again, and nothing would say why."""
+    cache = tmp_path / "cache"
+    source, processor = make_demo(cache / "demo")
+    run = config(source, cache_dir=str(cache))
+    run.model.processor = processor
+    run.output.overwrite = True
+    pack(run)
+    assert "another version" not in capsys.readouterr().out
+    (folder,) = (cache / "lengths").iterdir()
+    for name in ("v12.25-0123456789abcdef01234567", "0123456789abcdef01234567"):  # before 0.1.0 without a version
+        folder = folder.rename(folder.with_name(name))
+        assert pack(run)["cache"] == {"shards_reused": 0, "shards_measured": 3}
+        assert f"the cache in {cache} is another version's: all samples are measured anew" in capsys.readouterr().out
+        shutil.rmtree(folder)
+        (folder,) = (cache / "lengths").iterdir()
+    assert pack(run)["cache"] == {"shards_reused": 3, "shards_measured": 0}
+    assert "another version" not in capsys.readouterr().out
 
 
 # -------------------------------------------------------------------------------------------------------- damage
