@@ -11,7 +11,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import yaml
 
+import energon_pack
 from energon_pack.errors import PackError
 from energon_pack.recipes import main, recipe_files, write_recipes
 from support.running import ROOT, environment, run
@@ -88,6 +90,16 @@ def test_the_source_distribution_holds_what_is_checked_out(clone: Path, wheel: P
         given = {name.partition("/")[2] for name in sdist.getnames()}
     committed = set(run("git", "ls-files", "-z", cwd=ROOT).split("\0")) - {""}
     assert {name for name in committed - given if not name.startswith(".")} == set()
+
+
+def test_a_release_says_one_version_and_date_and_readme_names_each_extra() -> None:
+    """Who cites it, or installs an extra, reads what the package calls itself."""
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert cited["version"] == energon_pack.__version__
+    assert f"## {cited['version']} – {cited['date-released']}\n" in (ROOT / "CHANGELOG.md").read_text()
+    extras = re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text().split("optional-dependencies]")[1], re.M)
+    line = next(line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("Extras"))
+    assert set(re.findall(r"`(\w+)`", line)) == set(extras[: extras.index("dev") + 1])
 
 
 def test_a_wheel_brings_the_recipes(python: Path, tmp_path: Path) -> None:

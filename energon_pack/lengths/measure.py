@@ -310,7 +310,7 @@ def lengths_cache(method: Method, workshop: Workshop) -> TableCache:
 
 
 def method_key(method: Method) -> str:
-    """Return the name that lengths by this method have in the cache: their version, and a hash of all they depend on."""
+    """Return the name of the lengths by this method in the cache: their version, and a hash of all they depend on."""
     template = method.identity
     asked = [version_of(name) for name in ("transformers", "torchvision")] if template.family in ASKING_FAMILIES else []
     chosen = [*asked, *(template.kinds or [])]  # not among the settings in the fingerprint
