@@ -193,7 +193,7 @@ def gradients_of(
 def without_reentrant() -> Iterator[None]:
     """Run torch's checkpoints with `use_reentrant`, which write `.grad` of all weights, as those without it."""
     own = checkpoints.CheckpointFunction
-    checkpoints.CheckpointFunction = _Checkpoint  # type: ignore[misc]
+    checkpoints.CheckpointFunction = _Checkpoint  # type: ignore[misc, assignment]
     try:
         yield
     finally:

@@ -1,7 +1,7 @@
 """Compare members of a batch with their runs alone, in the model that is trained and as it is trained."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
@@ -18,14 +18,12 @@ from energon_pack.training.finding import Finding, max_difference, max_or_nan, t
 from energon_pack.training.kept_state import kept_state
 from energon_pack.training.media_shares import media_inputs
 from energon_pack.training.model_trial import PendingForward, RunInputs
-from energon_pack.training.recording import run_and_record
+from energon_pack.training.recording import rounded_embeddings, run_and_record
 from energon_pack.training.restored_model import full_precision, is_sharded, without_dropout
 from energon_pack.training.trial_inputs import Probe, flag_inputs, without_loss
 
 #: where gradients of weights exist already, those of so small a part of them are compared
 _SHARE_BESIDE_GRADIENTS, _MIN_BESIDE_GRADIENTS = 8, 2**26
-#: how far embeddings are moved to see what a model makes of rounding; sums in another order differ by about 1e-6
-_ROUNDING = 1e-5
 
 
 @dataclass(frozen=True)
@@ -102,17 +100,10 @@ def _rounding_step(pending: PendingForward, probe: Probe) -> float:
     """
     part: Any = pending.part
     seen, routing = list[Tensor](), Routing() if has_experts(part) else None
-
-    def move(_: Module, __: Any, out: Tensor) -> Tensor:
-        size = _ROUNDING if seen else 0.0
-        return out * (1 + size * torch.arange(out.shape[-1], device=out.device).cos()).to(out.dtype)
-
-    for choices in (routing, routing and Routing(routing)):
+    for choices, way in ((routing, nullcontext()), (routing and Routing(routing), rounded_embeddings(part))):
         pending.before_run(0)
-        handle = part.get_input_embeddings().register_forward_hook(move)
-        with torch.no_grad(), use_routing(part, choices):
+        with torch.no_grad(), use_routing(part, choices), way:
             seen.append(run_and_record(part, without_loss(probe.inputs), pending.call).sketches[0])
-        handle.remove()
     pairs = [[one[place.row, place.places] for one in seen] for place in probe.placed if place.is_compared]
     return max_or_nan(max_difference(first, second, 1) / max(token_variation(first), 1e-30) for first, second in pairs)
 

@@ -10,6 +10,7 @@ two would go to the other one.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -25,7 +26,7 @@ from energon_pack.training.comparison import AVERAGED_TOKENS
 from energon_pack.training.expert_routing import Routing, has_experts, use_routing
 from energon_pack.training.finding import Finding, max_difference, max_or_nan, token_variation
 from energon_pack.training.forward_inputs import tokens_of
-from energon_pack.training.recording import hooked, sketch_of, token_values_of
+from energon_pack.training.recording import hooked, rounded_embeddings, sketch_of, token_values_of
 from energon_pack.training.trial_inputs import with_all_logits, without_loss
 from energon_pack.training.tried_batch import OtherInputs
 
@@ -177,11 +178,15 @@ def run_change(
     change: OutputChange | None = None
     if edits is not None:
         change = OutputChange(edits.kind, moved(edits.replaced, values), moved(edits.same, values), tolerance)
-    # some kernels add in any order
     if pending.on_any_rank(change is not None and not change.others_change <= SUM_TOLERANCE * change.own_change):
-        again = yield from run(unchanged, routing and Routing(routing))
-        noise = 3 * moved([*edits.replaced, *edits.same], again) if edits else 0.0
-        change = change and change.with_noise(noise)
+        ways: list[AbstractContextManager[None]] = [nullcontext()]  # some kernels add in any order
+        if "seq_idx" in unchanged:  # scans sum over a whole row, and take members apart by differences
+            ways.append(rounded_embeddings(pending.part))
+        for way in ways:
+            with way:
+                again = yield from run(unchanged, routing and Routing(routing))
+            noise = 3 * moved([*edits.replaced, *edits.same], again) if edits else 0.0
+            change = change and change.with_noise(noise)
     return change
 
 

@@ -18,6 +18,8 @@ from energon_pack.training.forward_inputs import tokens_of
 _SKETCH_SIZE = 256
 #: tokens that are sketched together, since each takes a float32 for each id of the vocabulary meanwhile
 _SKETCHED_TOKENS = 64
+#: how far embeddings of float32 are moved by a rounding; sums in another order differ by about 1e-6
+_ROUNDING = 1e-5
 #: some classes give words that can't come next a logit as low as that
 _IMPOSSIBLE_LOGIT = 1e4
 
@@ -119,3 +121,18 @@ def hooked(part: Module, hooks: Callable[[str, Module], Sequence[RemovableHandle
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def rounded_embeddings(part: Any) -> Iterator[None]:
+    """Move embeddings by about a rounding while the block runs, to see what a model makes of one."""
+
+    def move(_: Module, __: Any, out: Tensor) -> Tensor:
+        size = max(_ROUNDING, torch.finfo(out.dtype).eps)
+        return out * (1 + size * torch.arange(out.shape[-1], device=out.device).cos()).to(out.dtype)
+
+    handle = part.get_input_embeddings().register_forward_hook(move)
+    try:
+        yield
+    finally:
+        handle.remove()
