@@ -17,6 +17,7 @@ from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.guards import guard
 from energon_pack.training.layout import IGNORE, Member
 from energon_pack.training.member_encoder import Encoded
+from energon_pack.training.model_trial import BF16_TOLERANCE, SUM_TOLERANCE
 from support.attacks import Turned, mixed, on_norm
 from support.marks import slow
 from support.row_attacks import ATTACKS, identity, masks_kept, rows_of_a_batch, shape
@@ -50,6 +51,32 @@ def test_an_attack_is_refused(attack: Attack, way: str) -> None:
         model(**inputs)
     held.remove()
     assert torch.isfinite(model(**inputs).loss)  # nothing else says so
+
+
+def scan(x: Tensor) -> Tensor:
+    """As a scan takes members apart: by differences of a sum over the row, rounded to a short type."""
+    total = (x.float() + 100).cumsum(1)
+    return (total.diff(dim=1, prepend=torch.zeros_like(total[:, :1])) - 100).bfloat16().to(x.dtype)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.05])
+def test_a_scan_that_rounds_over_the_row_is_no_mixing(share: float) -> None:
+    """NemotronH with images was refused under autocast: words of one member moved roundings of the others."""
+    model = make_model("llama")
+    members = packs(model)[0]
+    held = guard(model, MadeEncoder(members, "hybrid"))
+    on_norm(model, lambda x: scan(mixed(x, share)))
+    batch = make_batch("llama", [members])
+    batch.mask = "hybrid"
+    with torch.autocast("cpu", torch.bfloat16):
+        if share:
+            with pytest.raises(MixingError, match="mixes the members"):
+                model(**batch.model_inputs(model))
+            return
+        model(**batch.model_inputs(model))
+    change = held.trials[0].change
+    assert change is not None
+    assert SUM_TOLERANCE < change.others_change / change.own_change < change.tolerance < BF16_TOLERANCE
 
 
 # ---------------------------------------------------------------------------------------------------------------- later
