@@ -57,7 +57,7 @@ def main() -> None:
 
     with torch.no_grad():
         number = write_reference_logps(arguments.out, measured())
-    print(f"{number // 2} pairs: {arguments.out}")
+    print(f"{number // 2} pairs, by {arguments.model or 'a tiny random model (no --model)'}: {arguments.out}")
 
 
 if __name__ == "__main__":
