@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +85,7 @@ def as_set(model: Any, setting: str) -> Any:
 
 def adapted(model: Any, kind: str) -> Any:
     """The model with adapters of peft at each linear layer but the head, with values of their own."""
-    import peft
-
+    peft: Any = import_module("peft")
     head = model.get_output_embeddings()
     linear = {name for name, part in model.named_modules() if type(part) is torch.nn.Linear and part is not head}
     if kind == "lora":

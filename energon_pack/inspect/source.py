@@ -136,7 +136,7 @@ def look_at_sample(
         gone = ", ".join(name or "one without a name" for name in sample.removed)
         remarks.append(f"pictures that are missing have lost their places: {gone} (source.missing_media=remove)")
     if template is not None and view.refused is None:
-        refused, more = _pair_verdict(settings, template, sides) if sides else _packing_verdict(settings, row, sample)
+        refused, more = _why_pair_left_out(settings, template, sides) if sides else _why_left_out(settings, row, sample)
         view, remarks = replace(view, refused=refused), remarks + more
     return ShownSample(view, _short_json(raw), remarks, *rejected)
 
@@ -148,7 +148,7 @@ def print_rejected(looked: ShownSample, most: int | None) -> None:
         print_blocks(member_blocks(looked.rejected), most)
 
 
-def _packing_verdict(settings: StageSettings, row: LengthsRow, sample: ReadSample) -> tuple[str | None, list[str]]:
+def _why_left_out(settings: StageSettings, row: LengthsRow, sample: ReadSample) -> tuple[str | None, list[str]]:
     """Return why packing would leave out a tokenized sample (None: it would not), and remarks, as that it is cut."""
     remarks, packing, labels, flavor = [], settings.plan.packing, settings.lengths.labels, settings.lengths.flavor
     if row.reason is not None:
@@ -166,7 +166,7 @@ def _packing_verdict(settings: StageSettings, row: LengthsRow, sample: ReadSampl
     return None, [*remarks, NOTHING_TRAINED_DETAIL]
 
 
-def _pair_verdict(
+def _why_pair_left_out(
     settings: StageSettings, template: Template, sides: Sequence[ReadSample]
 ) -> tuple[str | None, list[str]]:
     """Return why packing would leave out a pair, or None, and what both sides are together."""

@@ -36,7 +36,7 @@ def stale_rows(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]], execu
     """
     stale: StaleRows = {}
     chunks = list(_chunks_with_files(shards, pieces))
-    jobs = (_job(shards, chunk) for chunk in chunks)
+    jobs = (_stale_rows_job(shards, chunk) for chunk in chunks)
     for chunk, changes in zip(chunks, executor.map(_stale_rows_of_chunk, jobs, are_short=True), strict=True):
         if changes:
             places = np.array([place for place, *_ in changes])
@@ -66,7 +66,7 @@ def _message(reason: str | None, detail: str | None) -> str | None:
 def check_media(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]], workshop: Workshop) -> None:
     """Raise PackError if a media file changed since its sample was measured."""
     chunks = list(_chunks_with_files(shards, pieces))
-    jobs = (_job(shards, chunk) for chunk in chunks)
+    jobs = (_stale_rows_job(shards, chunk) for chunk in chunks)
     with workshop.progress.stage("compare", sum(chunk.num_rows for chunk in chunks), "samples") as advance:
         for chunk, changes in zip(
             chunks, workshop.executor.map(_stale_rows_of_chunk, jobs, are_short=True), strict=True
@@ -85,7 +85,7 @@ def _chunks_with_files(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]
     return chunks_of_pieces(with_files, _JOB_ROWS)
 
 
-def _job(shards: Sequence[Shard], chunk: Chunk) -> _Job:
+def _stale_rows_job(shards: Sequence[Shard], chunk: Chunk) -> _Job:
     return {number: shards[number] for number in chunk.numbers}, chunk
 
 

@@ -72,7 +72,7 @@ _SAMPLES_PER_JOB = 500  # samples a job
 _READING_VERSION = 3  # raised when `UserSamples.read` gives other conversations
 
 
-def measure_user_samples(
+def measure_uncached_samples(
     conversations: UserSamples, fingerprint: str, method: Method, workshop: Workshop, num_workers: int | None
 ) -> MeasuredShard:
     """Measure the samples of a user's dataset that are not in the cache, or whose media files changed.
@@ -259,9 +259,9 @@ def _measure_given(
     num_workers: int | None,
     workshop: Workshop,
 ) -> Measured:
-    """Measure a user's dataset, as `measure_source` measures files; arguments: see `measure_user_samples`."""
+    """Measure a user's dataset, as `measure_source` measures files; arguments: see `measure_uncached_samples`."""
     with workshop.timed("lengths"):
-        shard = measure_user_samples(samples, fingerprint, method, workshop, num_workers)
+        shard = measure_uncached_samples(samples, fingerprint, method, workshop, num_workers)
         untrained = settings.labels.untrained
         lengths = Lengths([shard], settings.flavor, settings.shares, settings.seed, untrained=untrained)
     return Measured(lengths, method, samples.num_items, 0)

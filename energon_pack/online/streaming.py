@@ -22,7 +22,7 @@ from energon_pack.plan.pool import Pool, WaitingSample, waiting_samples
 from energon_pack.plan.sample_measures import SampleMeasurer
 from energon_pack.steps.position import Position, numbers_taken_by, parsing_state
 from energon_pack.steps.topology import ranks_here
-from energon_pack.trainers.pack_datasets import PacksForTrainers, import_numbered_rows
+from energon_pack.trainers.pack_datasets import PackDatasetBase, import_numbered_rows
 from energon_pack.training.encoded import Pack
 from energon_pack.training.pack_encoder import PackEncoder, check_options
 from energon_pack.training.worker_start import try_before_workers
@@ -30,7 +30,7 @@ from energon_pack.training.worker_start import try_before_workers
 __all__ = ["StreamingPackedDataset"]
 
 
-class StreamingPackedDataset(PacksForTrainers, IterableDataset[Pack]):
+class StreamingPackedDataset(PackDatasetBase, IterableDataset[Pack]):
     """An iterable dataset of packs, made from samples that are drawn from several datasets.
 
     Args:

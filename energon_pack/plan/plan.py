@@ -78,7 +78,7 @@ def _plan_all(items: Items, packing: PackingConfig, seed: int, scratch: Scratch)
     """Pack all windows of all turns, in an order that knows of no steps."""
     of_splits, bound = [PackBuilder(scratch) for _ in SPLITS], 0
     left_out = scratch.zeros(len(items), np.int8)
-    for turn, of_turn in _items_by_turn(items):
+    for turn, of_turn in _items_by_epoch(items):
         of_items = items.take(of_turn)
         for numbers in items_by_window(of_items, packing, epoch_seed(seed, turn)):
             window_items = of_items.take(numbers)
@@ -108,8 +108,8 @@ def lay_out_packs(plan: PackPlan, items: Items, packing: PackingConfig, seed: in
     return _order_for_steps(packs.build_plan(plan.left_out, plan.lower_bound), items, packing, seed, cost, _IN_MEMORY)
 
 
-def _items_by_turn(items: Items) -> Iterator[tuple[int, Ints | slice]]:
-    """Yield each turn, and the numbers of its items."""
+def _items_by_epoch(items: Items) -> Iterator[tuple[int, Ints | slice]]:
+    """Yield each turn (an epoch of a phase of a mixture), and the numbers of its items."""
     if items.turn is None:
         yield 0, np.s_[:]
         return

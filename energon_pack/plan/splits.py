@@ -25,9 +25,10 @@ def split_shares(asked: Mapping[str, float | None]) -> tuple[float, ...]:
 
 
 def split_numbers(samples: Iterable[str], shares: Sequence[float], seed: int) -> npt.NDArray[np.int8]:
-    """Assign samples, by their ids, to splits; return the index in `SPLITS` of each.
+    """Assign samples to splits, by a hash of their ids; return the index in `SPLITS` of each.
 
-    All parts and copies of a sample are in the same split.
+    All parts and copies of a sample are in the same split. A caller who keeps samples of one medium together
+    (`plan/items.py`, `verify/shard_checks.py`) gives the medium's hash as their id.
     """
     codes = np.fromiter((crc32(source_key(sample).encode()) for sample in samples), np.uint64)
     place = mix_array(codes ^ mix_array(np.array([seed + 1], np.uint64))) * 2.0**-64

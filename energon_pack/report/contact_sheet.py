@@ -47,7 +47,7 @@ class Tile:
     kind: str
     why: str  # its remark, or the reason for which it is in no pack
     shard: Shard
-    row: LengthsRow
+    lengths_row: LengthsRow
     num_tokens: int  # 0: it was not measured
     pack: int | None  # None: it is in no pack
     picture: bytes | None = None  # WebP
@@ -174,7 +174,7 @@ def draw_tiles(job: tuple[Sequence[Tile], ReadSettings]) -> list[Tile]:
 
 
 def _draw_tile(reader: Reader, tile: Tile, settings: ReadSettings) -> Tile:
-    shard, row = tile.shard, tile.row
+    shard, row = tile.shard, tile.lengths_row
     if row.detail:
         return replace(tile, words=row.detail)
     try:
@@ -206,7 +206,7 @@ def draw_contact_sheet(tiles: Sequence[Tile], packs: Collection[int]) -> Html | 
 
 
 def _figure(tile: Tile, packs: Collection[int]) -> Html:
-    name = tile.shard.sample_id(tile.row.key)
+    name = tile.shard.sample_id(tile.lengths_row.key)
     tokens = f"{tile.num_tokens:,} tokens" if tile.num_tokens else "not measured"
     shown = tag("blockquote", clipped(tile.words, _MAX_WORDS_CHARS) or "no words")
     if tile.picture is not None:

@@ -20,12 +20,12 @@ def load_json(raw: bytes) -> Any:
     Where a weight stands, such a number becomes its name, a text, which is refused as every other text is.
     """
     try:
-        return parse_json(raw.decode(json.detect_encoding(raw)), RECORD_WEIGHT_KEYS)
+        return parse_json_or_skip(raw.decode(json.detect_encoding(raw)), RECORD_WEIGHT_KEYS)
     except UnicodeDecodeError as error:
         raise Skip(Reason.INVALID_JSON, f"text is not valid Unicode: {error}") from None
 
 
-def parse_json(text: str, weight_keys: Sequence[frozenset[str]] = ()) -> Any:
+def parse_json_or_skip(text: str, weight_keys: Sequence[frozenset[str]] = ()) -> Any:
     """Parse JSON from a text, as `load_json` does; raises Skip: `invalid_json`.
 
     Args:

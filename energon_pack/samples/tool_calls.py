@@ -17,7 +17,7 @@ from typing import Any
 
 from energon_pack.samples.joined_turns import part_weights_with_calls_as_text
 from energon_pack.samples.keys import is_harmless_in_call, is_unknown_in_call, unread_items_of_call
-from energon_pack.samples.raw_json import parse_json
+from energon_pack.samples.raw_json import parse_json_or_skip
 from energon_pack.samples.sample import ARGUMENT_KEYS, REASONING_KEYS, Message
 from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
 from energon_pack.samples.weights import TURN_WEIGHT_KEYS
@@ -128,7 +128,7 @@ def tool_schemas_of(value: Any) -> list[Any] | None:
     """Read tool schemas from a list or its JSON text; a function alone gets OpenAI's wrapper. None: no tools."""
     if isinstance(value, str) and value.strip():
         try:
-            value = parse_json(value)
+            value = parse_json_or_skip(value)
         except Skip as skip:
             raise Skip(Reason.BAD_MESSAGE, f"tools are not JSON: {skip.detail}") from None
     if not value:

@@ -19,7 +19,7 @@ from typing import Any
 
 from energon_pack.errors import PackError, one_line
 from energon_pack.run.load_by_name import load_named
-from energon_pack.samples.raw_json import RECORD_WEIGHT_KEYS, parse_json
+from energon_pack.samples.raw_json import RECORD_WEIGHT_KEYS, parse_json_or_skip
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 
@@ -61,7 +61,7 @@ def map_record(value: Any, settings: ReadSettings) -> Any:
         text = json.dumps(record)
     except (TypeError, ValueError, RecursionError) as error:
         raise Skip(Reason.MAP_ERROR, f"{name} returned what JSON can't hold: {error}") from None
-    return parse_json(text, RECORD_WEIGHT_KEYS)
+    return parse_json_or_skip(text, RECORD_WEIGHT_KEYS)
 
 
 @lru_cache

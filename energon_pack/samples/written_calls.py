@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from energon_pack.samples.raw_json import parse_json
+from energon_pack.samples.raw_json import parse_json_or_skip
 from energon_pack.samples.sample import ARGUMENT_KEYS, Message
 from energon_pack.samples.skip import Skip
 
@@ -73,7 +73,7 @@ def names_arguments(call: Mapping[str, Any]) -> bool:
 def parsed_json(text: str) -> Any:
     """Parse JSON; None: the text is no JSON."""
     try:
-        return parse_json(text)
+        return parse_json_or_skip(text)
     except Skip:
         return None
 

@@ -42,15 +42,15 @@ class PackShard(TarShard):
     """A tar of packs; each member of a pack is a sample."""
 
     #: the flavour of the packs, or the name of another tool's form
-    form: str = field(kw_only=True)
+    flavor_or_tool: str = field(kw_only=True)
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        return *super().identity, self.form
+        return *super().identity, self.flavor_or_tool
 
     @property
     def called(self) -> str:
-        return f"packs, each member a sample: {self.form}"
+        return f"packs, each member a sample: {self.flavor_or_tool}"
 
     def index(self) -> pa.Table:
         table = super().index()
@@ -64,7 +64,7 @@ class PackShard(TarShard):
         try:
             if pack.record_part is None:
                 raise Skip(Reason(pack.reason), pack.detail or "")
-            members = _members_of(file.read(pack.record_offset, pack.record_size), self.form)
+            members = _members_of(file.read(pack.record_offset, pack.record_size), self.flavor_or_tool)
         except Skip as skip:
             yield replace(pack, parts=[], reason=skip.reason.value, detail=skip.detail)
             return
@@ -80,7 +80,7 @@ class PackShard(TarShard):
         """Return the `lead` bytes before the pack's JSON, then the member's own JSON; Skip: the pack can't be read."""
         raw = super().raw_of(file, row, lead)
         number = int(source_key(row.key).rpartition("#")[2])
-        return raw[:lead] + _members_of(raw[lead:], self.form)[number][0]
+        return raw[:lead] + _members_of(raw[lead:], self.flavor_or_tool)[number][0]
 
     def key_in_tar(self, key: str) -> str:
         return source_key(key).rpartition("#")[0]
@@ -148,7 +148,7 @@ def with_pack_shards(tars: Sequence[Shard]) -> list[Shard]:
 
 def _pack_shard_of(shard: Shard, form: str) -> PackShard:
     excluded = shard.excluded_keys if isinstance(shard, TarShard) else frozenset[str]()
-    return PackShard(shard.name, shard.path, shard.size, shard.version, form=form, excluded_keys=excluded)
+    return PackShard(shard.name, shard.path, shard.size, shard.version, flavor_or_tool=form, excluded_keys=excluded)
 
 
 def _form_in(folder: str, tars: list[str]) -> str | None:

@@ -55,7 +55,8 @@ class Taken:
 class Position:
     """Where one rank is in a stream of packs, batches or samples that all ranks share.
 
-    In turn t, rank r takes number t · ranks + r of those that were left when these ranks began.
+    All ranks together take one row of neighbours after another: of those that were left when these ranks began, rank r
+    takes number t · ranks + r as its t-th.
     """
 
     #: identifies the stream
@@ -68,7 +69,7 @@ class Position:
     rank: int = 0
     #: the numbers that were taken before these ranks began
     before: Taken = Taken()
-    #: the turns that this rank has taken since
+    #: which of its numbers, counted from 0 since these ranks began, this rank has taken
     turns: Taken = Taken()
 
     def number_at(self, index: int = 0) -> int:

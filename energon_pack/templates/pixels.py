@@ -142,8 +142,8 @@ def inputs_made(processor: Any, rules: InputRules) -> dict[str, dict[str, Any]]:
 def different_inputs(processor: Any, rules: InputRules) -> str:
     """Say the first difference between the inputs that a processor makes here and those that a dataset kept.
 
-    Whole numbers, names and shapes have to be the same, few numbers to a millionth, means to 1/255 of their input's
-    range. An empty text says that nothing differs.
+    Names, shapes and whole numbers have to be the same. A small input may differ by a millionth; of a large one the
+    means are kept, which may differ by 1/255 of its range. An empty text says that nothing differs.
     """
     for kind, kept in rules.made.items():
         nouns, here = KINDS[kind].nouns, _inputs_of_kind(processor, rules, kind)

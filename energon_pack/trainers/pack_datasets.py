@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from energon_pack.trainers.collator import Collator
 
 
-class PacksForTrainers:
+class PackDatasetBase:
     """Base of the datasets of packs: makes batches, a trainer's collator and its loss."""
 
     encoder: PackEncoder
@@ -66,7 +66,7 @@ class PacksForTrainers:
         return partial(token_mean_loss, shifted=self.encoder.labels_shifted)
 
 
-class PacksByNumber(PacksForTrainers, Dataset[Pack]):
+class PacksByNumber(PackDatasetBase, Dataset[Pack]):
     """A map-style dataset of packs; an item is an encoded pack."""
 
     #: packs of each rank in a step

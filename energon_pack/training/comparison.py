@@ -30,12 +30,11 @@ from energon_pack.training.finding import (
     compare_gradients,
     compare_outputs,
     gradients_of,
-    without_reentrant,
     worst_outputs,
 )
 from energon_pack.training.forward_inputs import tokens_of
 from energon_pack.training.layout import IGNORE, loss_weights
-from energon_pack.training.recording import RunValues, run_and_record
+from energon_pack.training.recording import RunValues, run_and_record, without_reentrant
 from energon_pack.training.trial_inputs import PlacedSample, Probe, differentiable_copies
 
 

@@ -1,14 +1,11 @@
 """Measure how far a batch is from its samples alone, and whether that may be rounding."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import graph
-from torch.utils import checkpoint as checkpoints
 
 from energon_pack.training.trial_inputs import PlacedSample
 
@@ -128,9 +125,12 @@ def token_variation(values: Tensor) -> float:
 
 
 def compare_outputs(pairs: Sequence[tuple[Tensor, Tensor]], eps: float, block: int) -> tuple[float, float]:
-    """Return the largest difference between outputs [L, values] in a batch and alone, and how much those alone vary.
+    """Return the largest difference between outputs in a batch and alone, and how much the outputs alone vary.
 
-    Values that hardly vary are rounded like all others of their size: `eps` is the rounding of a short type, or 0.
+    Args:
+        pairs: for each sample its outputs [L, values] in the batch, and alone.
+        eps: the rounding of a type shorter than float32, or 0. Outputs that hardly vary are rounded by it, too.
+        block: tokens over which a difference is averaged.
     """
     difference = max_or_nan(max_difference(*pair, block) for pair in pairs)
     variation = sum(token_variation(alone) for _, alone in pairs) / len(pairs)
@@ -187,25 +187,6 @@ def gradients_of(
     of_weights = [_thinned(one, offset) for one in gradients[1 + len(media) :]]
     of_embeddings = torch.zeros_like(embedded) if gradients[0] is None else gradients[0]  # None behind frozen layers
     return Gradients(of_embeddings, gradients[1 : 1 + len(media)], of_weights)
-
-
-@contextmanager
-def without_reentrant() -> Iterator[None]:
-    """Run torch's checkpoints with `use_reentrant`, which write `.grad` of all weights, as those without it."""
-    own = checkpoints.CheckpointFunction
-    checkpoints.CheckpointFunction = _Checkpoint  # type: ignore[misc, assignment]
-    try:
-        yield
-    finally:
-        checkpoints.CheckpointFunction = own  # type: ignore[misc]
-
-
-class _Checkpoint:
-    """In place of torch's `CheckpointFunction`."""
-
-    @staticmethod
-    def apply(function: Callable[..., Any], keeps_random_state: bool, *args: Any) -> Any:
-        return checkpoints.checkpoint(function, *args, use_reentrant=False, preserve_rng_state=keeps_random_state)
 
 
 def _has_reentrant_checkpoint(loss: Tensor) -> bool:

@@ -146,8 +146,8 @@ def probe_tree(members: Sequence[Encoded], joined: Callable[[Sequence[Encoded]],
     first, *later = [member for member in members if member.media] or texts[:1]
     short, text = texts[0], texts[-1]
     answer = max(1, int((text.tokens.labels != IGNORE).nonzero()[0])) - 1  # the last token before the answer
-    asked = [_token_slice(text, 0, answer)] if answer else []
-    answered, other = _token_slice(text, answer), _with_reversed_tokens(_token_slice(text, answer))
+    asked = [_with_token_range(text, 0, answer)] if answer else []
+    answered, other = _with_token_range(text, answer), _with_reversed_tokens(_with_token_range(text, answer))
     listed: list[tuple[list[Encoded], float]] = [
         ([first], 1.0),
         ([first, *asked, answered], 0.5),
@@ -174,7 +174,7 @@ def probe_tree(members: Sequence[Encoded], joined: Callable[[Sequence[Encoded]],
     return ProbeTree(samples, added)
 
 
-def _token_slice(member: Encoded, start: int, end: int | None = None) -> Encoded:
+def _with_token_range(member: Encoded, start: int, end: int | None = None) -> Encoded:
     tokens, cut = member.tokens, slice(start, end)
     return replace(
         member, tokens=replace(tokens, ids=tokens.ids[cut], labels=tokens.labels[cut], types=tokens.types[cut])

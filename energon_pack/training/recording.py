@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Module
+from torch.utils import checkpoint as checkpoints
 from torch.utils.hooks import RemovableHandle
 
 from energon_pack.training.batch import tensors_in
@@ -136,3 +137,22 @@ def rounded_embeddings(part: Any) -> Iterator[None]:
         yield
     finally:
         handle.remove()
+
+
+@contextmanager
+def without_reentrant() -> Iterator[None]:
+    """Run torch's checkpoints with `use_reentrant`, which write `.grad` of all weights, as those without it."""
+    own = checkpoints.CheckpointFunction
+    checkpoints.CheckpointFunction = _Checkpoint  # type: ignore[misc, assignment]
+    try:
+        yield
+    finally:
+        checkpoints.CheckpointFunction = own  # type: ignore[misc]
+
+
+class _Checkpoint:
+    """In place of torch's `CheckpointFunction`."""
+
+    @staticmethod
+    def apply(function: Callable[..., Any], keeps_random_state: bool, *args: Any) -> Any:
+        return checkpoints.checkpoint(function, *args, use_reentrant=False, preserve_rng_state=keeps_random_state)

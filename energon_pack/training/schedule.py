@@ -22,9 +22,9 @@ from energon_pack.training.media_shares import media_inputs
 MOST, _SOME, _OF_NEW_SIZES, _FEW = 16, 8, 4, 2
 #: first forwards of a situation that may try new sizes
 _EARLY_SLOTS = (4, 8, 16)
-#: up to which forward new sizes may be tried in each of how many; later ones so rarely that 10,000 steps take 1 % more
+#: (last, every): up to the forward `last`, one in `every` may try new sizes; by the last two 10,000 steps take 1 % more
 _SLOTS = ((100, 25), (1000, 100), (math.inf, 200))
-#: forwards between two trials of any sizes, at least, for as long as a model trains
+#: forwards between two trials of any sizes, for as long as a model trains; where `every` is larger, so many
 _EVERY = 100
 #: a kernel's block: shorter members may take another way
 _BLOCK_LEN = 16

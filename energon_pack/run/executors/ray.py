@@ -82,7 +82,7 @@ class RayExecutor:
         waiting: deque[Any] = deque()
         try:
             for job in chain(first_two, jobs):
-                with _naming_lost_node():
+                with _saying_node_is_lost():
                     job_bytes = pickle.dumps((function, job), pickle.HIGHEST_PROTOCOL)
                     waiting.append(self._remote.remote(self._terms, job_bytes))
                 self._at_work.add(waiting[-1])
@@ -105,7 +105,7 @@ class RayExecutor:
         """Return the result of the first waiting job; raise PackError where no job ends for long."""
         most = self._settings.give_up_after
         num_ended, last = 0, time.monotonic()
-        with _naming_lost_node():
+        with _saying_node_is_lost():
             while not ray.wait([waiting[0]], timeout=min(_CHECK_SECONDS, most))[0]:
                 ended, _ = ray.wait([*waiting], num_returns=len(waiting), timeout=0)
                 if len(ended) > num_ended:
@@ -181,7 +181,7 @@ class RayExecutor:
 
 
 @contextmanager
-def _naming_lost_node() -> Iterator[None]:
+def _saying_node_is_lost() -> Iterator[None]:
     """Say so where Ray's node of this machine does not answer any more."""
     try:
         yield

@@ -16,7 +16,7 @@ from energon_pack.samples.dialects.pairs import question_and_answer_turns
 from energon_pack.samples.dialects.table import TURN_FIELDS
 from energon_pack.samples.keys import without_synonyms
 from energon_pack.samples.media.kinds import MEDIA_KEYS, kind_by_name
-from energon_pack.samples.raw_json import RECORD_WEIGHT_KEYS, parse_json
+from energon_pack.samples.raw_json import RECORD_WEIGHT_KEYS, parse_json_or_skip
 from energon_pack.samples.sample import MESSAGE_KEYS
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
@@ -62,7 +62,7 @@ def _with_parsed_lists(value: dict[str, Any], settings: ReadSettings) -> dict[st
 def _parsed_list(text: str) -> list[Any] | None:
     """Parse a text that is a list, as JSON or as Python writes it (pandas, in a CSV); None: it is another text."""
     try:
-        parsed = parse_json(text, RECORD_WEIGHT_KEYS)
+        parsed = parse_json_or_skip(text, RECORD_WEIGHT_KEYS)
     except Skip:
         parsed = _parsed_python(text)
     return parsed if isinstance(parsed, list) else None
@@ -74,7 +74,7 @@ def _parsed_python(text: str) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of backslashes
-            return parse_json(json.dumps(ast.literal_eval(text)), RECORD_WEIGHT_KEYS)
+            return parse_json_or_skip(json.dumps(ast.literal_eval(text)), RECORD_WEIGHT_KEYS)
     except (Skip, ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None
 

@@ -27,7 +27,7 @@ def _is_name_size_checksum(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 3 and isinstance(value[0], str) and all(map(is_count, value[1:]))
 
 
-def _lists_checker(is_it: Callable[[Any], bool]) -> Callable[[Any], bool]:
+def _is_list_of_lists_of(is_it: Callable[[Any], bool]) -> Callable[[Any], bool]:
     def are_all(items: Any) -> bool:
         return isinstance(items, list) and all(map(is_it, items))
 
@@ -58,11 +58,11 @@ def reference_defects(value: Fields) -> Iterator[str]:
     meta = value["_meta"] if isinstance(value.get("_meta"), dict) else {}
     refs, parts, ids = value[REFERENCES_FIELD], meta.get(SOURCE_PARTS_FIELD), meta.get("sample_ids")
     for name, listed, (said_kind, is_it) in (
-        (REFERENCES_FIELD, refs, ("a list of lists of places in the source", _lists_checker(_is_source_place))),
+        (REFERENCES_FIELD, refs, ("a list of lists of places in the source", _is_list_of_lists_of(_is_source_place))),
         (
             f"_meta.{SOURCE_PARTS_FIELD}",
             parts,
-            ("a list of lists of a name, a size and a checksum", _lists_checker(_is_name_size_checksum)),
+            ("a list of lists of a name, a size and a checksum", _is_list_of_lists_of(_is_name_size_checksum)),
         ),
         ("_meta.sample_ids", ids, ("a list of strings", is_list_of(str))),
     ):

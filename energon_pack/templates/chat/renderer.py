@@ -11,7 +11,7 @@ import jinja2
 from energon_pack.errors import PackError
 from energon_pack.run.expansion_bounds import BoundExceeded, bounded
 from energon_pack.samples.media.kinds import KINDS
-from energon_pack.samples.raw_json import parse_json
+from energon_pack.samples.raw_json import parse_json_or_skip
 from energon_pack.samples.sample import REASONING_KEYS, Message
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.chat.guarded_template import LooksAtText, guarded_template
@@ -232,7 +232,7 @@ def _with_object(call: Any) -> Any:
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
     try:
-        value = parse_json(function["arguments"])
+        value = parse_json_or_skip(function["arguments"])
     except Skip:
         return call
     if not isinstance(value, dict):

@@ -192,7 +192,7 @@ def _first_differing_text(tokenizer: Tokenizer, encode: BatchEncoder) -> str | N
 
 
 def doubtful_texts(texts: Sequence[str]) -> set[int]:
-    """Return the indices of texts with a character newer than Unicode 3.2, on which tokenizers may disagree."""
+    """Return the indices of texts that tokenizers may cut differently: a character is newer than Unicode 3.2."""
     codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
     ends = list(accumulate(map(len, texts)))
     return set(np.searchsorted(ends, np.flatnonzero(_doubtful_code_points()[codes]), side="right").tolist())

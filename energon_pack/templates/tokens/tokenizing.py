@@ -88,7 +88,7 @@ class Tokenizing:
         ids: list[int] = []
         numbers = [0] * len(positions)
         is_cut = len(text) > LONG_TEXT_CHARACTERS and self._ends_words
-        for start, end in pieces(text) if is_cut else [(0, len(text))]:
+        for start, end in long_text_ranges(text) if is_cut else [(0, len(text))]:
             encoding = self._tokenizer.encode(text[start:end], add_special_tokens=self._adds_special_tokens)
             ids += encoding.ids
             begins = [begin + start for begin, _ in encoding.offsets]
@@ -159,7 +159,7 @@ class Tokenizing:
         return self._engines[name]
 
 
-def pieces(text: str) -> Iterator[tuple[int, int]]:
+def long_text_ranges(text: str) -> Iterator[tuple[int, int]]:
     """Yield start and end of the pieces of a long text; each ends at the first seam after 100,000 characters."""
     start = 0
     while start < len(text):

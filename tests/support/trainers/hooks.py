@@ -8,7 +8,7 @@ from energon_pack.trainers.collator import Collator
 
 #: names that are replaced, so that no type holds for them
 _PACKAGE: Any = energon_pack
-_ALL: Any = pack_datasets.PacksForTrainers
+_ALL: Any = pack_datasets.PackDatasetBase
 _NUMBERED: Any = pack_datasets.PacksByNumber
 _STREAMED: Any = energon_pack.StreamingPackedDataset
 

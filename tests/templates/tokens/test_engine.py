@@ -241,7 +241,8 @@ def test_where_a_text_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before a space between letters, and behind the end of a line; not within spaces, numbers or signs."""
     monkeypatch.setattr(tokenizing, "LONG_TEXT_CHARACTERS", 2)
     text = "ab cd  e\nfg 12 h.\n\n你"
-    assert [text[start:end] for start, end in tokenizing.pieces(text)] == ["ab", " cd  e\n", "fg 12 h.\n\n", "你"]
+    pieces = [text[start:end] for start, end in tokenizing.long_text_ranges(text)]
+    assert pieces == ["ab", " cd  e\n", "fg 12 h.\n\n", "你"]
 
 
 @given(parts=st.lists(parts_of_texts, max_size=30), cuts=st.lists(st.integers(0, 200), max_size=6))
@@ -279,8 +280,8 @@ def test_a_long_text_is_never_given_whole_to_the_reference(template: Template, m
     """6 MB of JSON took 2.6 GB."""
     monkeypatch.setattr(tokenizing, "LONG_TEXT_CHARACTERS", 50)
     cut: list[tuple[int, int]] = []
-    pieces = tokenizing.pieces
-    monkeypatch.setattr(tokenizing, "pieces", lambda text: (cut.extend(pieces(text)), cut)[1])  # type: ignore[func-returns-value]
+    ranges = tokenizing.long_text_ranges
+    monkeypatch.setattr(tokenizing, "long_text_ranges", lambda text: (cut.extend(ranges(text)), cut)[1])  # type: ignore[func-returns-value]
     text = "one two three " * 40 + LATIN_LONG_S
     assert template.count([Rendered(text, [], 0, 0)], "words")[0][0] > 100
     assert max(end - start for start, end in cut) < 70
