@@ -29,7 +29,6 @@ SHOTS = {
     "report": ("report.html", ("in-and-out", "what-to-look-at"), 1200, "light"),
     "sheet": ("report.html", ("contact-sheet",), 1200, "light"),
     "pack": ("report.html", ("a-few-packs",), 1200, "dark"),
-    "telephone": ("report.html", ("which-length",), 500, "dark"),
     "sweep": ("sweep.html", ("jobs",), 1200, "light"),
 }
 _TALL, _MOST_SHOWN, _MARGIN = 6000, 1000, 16  # pixels
