@@ -32,10 +32,11 @@ _LOADER = """Packs a second that the loader makes, by its workers (0: in the tra
 are more than the steps a second of packed training above."""
 _READS = """`reads`: how often the host waits for the GPU in one forward. `as it was`: packs without the values that the
 vision tower else reads from the GPU; then with them, of one width, and of one number of boundaries (`shapes`: how many
-pairs of both there are). `beside`: the rate as a multiple of the first row's; `MB`: of one batch. The second table is a
-step of text as a CUDA graph."""
+pairs of both there are). `beside`: the rate as a multiple of the first row's; `kernels`: of a forward and backward;
+`MB`: of one batch; `most reads at`: how many, and the line. The second table is a step of text as a CUDA graph."""
 _TREES = """Samples with a shared beginning (root) and one branch each; `tokens`: all, and those of the tree. Seconds of
-a forward and backward one by one, then the share of it that one pack takes, and one tree by masks or gathered keys."""
+a forward and backward one by one, then the share of it that one pack takes, and one tree by masks or gathered keys.
+The goal is for both trees."""
 _PAIRS = """DPO's loss, forward and backward, of the same pairs. Tokens are those of both sides, prompts twice, so that
 rates compare; `places` is what the model computes, with padding. `beside padded`: how many times as fast, and how
 far the mean loss is, relative."""
@@ -141,7 +142,7 @@ def main() -> None:
 
     if not options.dry and not torch.cuda.is_available():
         parser.error("torch finds no GPU: --dry (make gpu DRY=1) tries each part on a CPU")
-    flash = "" if find_spec("flash_attn") else ", without flash-attn (`pip install flash-attn`), in whose place sdpa is"
+    flash = "" if find_spec("flash_attn") else ", without flash-attn (`pip install flash-attn`): sdpa is in its place"
     device = "a CPU with tiny models, whose figures show nothing" if options.dry else torch.cuda.get_device_name()
     options.save.write_text(f"# What a GPU shows\n\n`make gpu` on {device}{flash}.\n")
     with tempfile.TemporaryDirectory() as folder:
