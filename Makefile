@@ -1,4 +1,5 @@
 # make demo: install and pack the built-in demo · make test: install and run the tests · make docs: the site, into site/
+# make gpu: all that a GPU shows, in eight minutes, on the page gpu.md; make gpu DRY=1: whether it runs, on a CPU
 # make test-slow PART=kills: one part of the slow tests (tests/support/slow_parts.py lists them); without PART, all
 PYTHON ?= python3
 VENV ?= .venv
@@ -6,7 +7,7 @@ VENV ?= .venv
 WORKERS ?= $(shell $(PYTHON) -c "import os; print(2 * os.cpu_count())")
 RUN = $(VENV)/bin/python
 
-.PHONY: demo test test-slow test-cpu lint docs bench pictures clean
+.PHONY: demo test test-slow test-cpu lint docs bench gpu pictures clean
 # OMP_NUM_THREADS: tests run on all cores already, and threads that wait for one another spin
 # PYTHONDONTWRITEBYTECODE: tests start hundreds of processes, each of which would compile the package anew
 test test-slow test-cpu: export OMP_NUM_THREADS = 1
@@ -44,6 +45,9 @@ bench: $(VENV)/.dev
 	$(RUN) benchmarks/jsonl.py
 	$(RUN) benchmarks/whole.py
 	PYTHONPATH=tests $(RUN) -W ignore benchmarks/stores.py
+
+gpu: $(VENV)/.dev
+	$(RUN) benchmarks/gpu_all.py $(if $(DRY),--dry)
 
 $(VENV)/.demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -3,23 +3,25 @@
     python benchmarks/gpu.py --save gpu.md             # Qwen3-VL of 2B's size, random weights, bfloat16
     python benchmarks/gpu.py packed/mine --processor FOLDER --attention flash_attention_2 sdpa --save gpu.md
     python benchmarks/gpu.py --stalls --family qwen2_5_vl            # what stalls it: host reads, shapes, a CUDA graph
+    python benchmarks/gpu.py --family qwen3 --only members training  # a text model of 1.1B; two of the three tables
     python benchmarks/gpu.py --dry --steps 6                         # whether this script runs, in a minute, on a CPU
 
 Packs are those of a dataset of the family; without one, the real sets beside the checkout are packed into a temporary
-folder (2b), or the demo (tiny, or where there are none). `padded` trains on the same samples a step, each a row of its
-own, padded to the longest. The first steps are left out of the rates. `--save` writes the page, and beside it
-FILE.csv: seconds, tokens, Σ len², visual tokens and loss of every step.
+folder (full), or the demo (tiny, or where there are none). `padded` trains on the same samples a step, each a row of
+its own, padded to the longest; `flattened` on the same samples in all, as the Trainer's own collator packs them. The
+first steps are left out of the rates. `--save` writes the page, and beside it FILE.csv: seconds, tokens, Σ len², visual
+tokens and loss of every step.
 """
 
 import argparse
 import csv
 import gc
-import multiprocessing
 import platform
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -28,7 +30,8 @@ from typing import Any
 
 import torch
 from gpu_exact import exactness
-from gpu_model import REAL, SIZES, Padded, config_of, make_model, make_packs, model_class, wait_for
+from gpu_loader import loader_rate, loading
+from gpu_model import REAL, SIZES, Padded, config_of, flattened, make_model, make_packs, model_class, wait_for
 from gpu_stalls import stalls
 from megatron.energon import WorkerConfig
 from rich.console import Console
@@ -46,6 +49,7 @@ from packed_data import train_loader
 
 #: steps at the start that are no measure: kernels are chosen, memory is asked for
 WARM = 3
+TABLES = ("loader", "members", "training")
 #: of the loss of a first step, packed and padded, relative
 LOSS_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-4}
 
@@ -103,7 +107,7 @@ def train(
         start = time.perf_counter()
         loss = 0.0
         for piece in pieces:
-            inputs = piece.to(model.device).model_inputs(model)
+            inputs = piece.to(model.device).model_inputs(None if layout == "flattened" else model)
             part = model(**inputs, num_items_in_batch=trained).loss
             part.backward()
             loss += float(part.detach())
@@ -139,11 +143,16 @@ def measure(
     if is_cuda:
         torch.cuda.reset_peak_memory_stats()
     model = make_model(config, attention, options.dtype, device, options.checkpointing)
-    # Even where it would be refused: what was tried is on the page.
-    proof = guard(model, encoder, trust=type(model).__name__).proofs[-1]
-    stream = iter(train_loader(dataset, encoder, WorkerConfig(rank=0, world_size=1, num_workers=0)))
+    if isinstance(encoder, Padded):  # flattened takes each sample by itself
+        encoder.max_places = 1 if layout == "flattened" else options.max_places
+    stream: Iterator[Any] = iter(train_loader(dataset, encoder, WorkerConfig(rank=0, world_size=1, num_workers=0)))
+    if layout == "flattened":
+        shown, stream = "not asked", flattened(stream, options.steps)
+    else:  # Even where it would be refused: what was tried is on the page.
+        proof = guard(model, encoder, trust=type(model).__name__).proofs[-1]
+        shown = f"{'holds' if proof.is_exact else 'REFUSED'}: {proof.mask}"
     try:
-        steps = train(model, stream, options.steps, 1e-4 if options.size == "2b" else 2e-3, attention, layout)
+        steps = train(model, stream, options.steps, 1e-4 if options.size == "full" else 2e-3, attention, layout)
     except torch.OutOfMemoryError:
         steps = []
     peak = torch.cuda.max_memory_allocated() if is_cuda else None
@@ -151,11 +160,11 @@ def measure(
     gc.collect()
     if is_cuda:
         torch.cuda.empty_cache()
-    return Run(steps, peak, f"{'holds' if proof.is_exact else 'REFUSED'}: {proof.mask}")
+    return Run(steps, peak, shown)
 
 
 def speed(runs: Mapping[tuple[str, str], Run]) -> Table:
-    """Packed and padded beside each other."""
+    """The three beside each other."""
     table = Table("training", "tokens/s", "steps/s", "places a token", "peak memory", "guard", "goal, holds")
     for (attention, layout), run in runs.items():
         peak = f"{run.peak_bytes / 2**30:.1f} GiB" if run.peak_bytes is not None else "of a GPU only"
@@ -165,12 +174,13 @@ def speed(runs: Mapping[tuple[str, str], Run]) -> Table:
             continue
         padding = sum(step.places for step in run.steps) / sum(step.tokens for step in run.steps)
         values = f"{run.rate('tokens'):,.0f}", f"{run.rate('1'):.2f}", f"{padding:.2f}", peak, run.proof
-        padded = runs.get((attention, "padded"))
+        packed = runs.get((attention, "packed"))
         gain = ""
-        if layout == "packed" and padded and padded.steps:
-            times = run.rate("tokens") / padded.rate("tokens")
-            goal = at_least(times, 1, "×") if run.peak_bytes is not None else "no goal on a CPU"
-            gain = f"{times:.2f}× padded: {goal}"
+        if layout != "packed" and packed and packed.steps:
+            times = packed.rate("tokens") / run.rate("tokens")
+            least = 1 if layout == "padded" else 0.95  # of the same kernels, and what chance adds
+            goal = at_least(times, least, "×") if run.peak_bytes is not None else "no goal on a CPU"
+            gain = f"packed is {times:.2f}× this: {goal}"
         table.add_row(f"{attention}, {layout}", *values, gain)
     return table
 
@@ -190,35 +200,6 @@ def losses(runs: Mapping[tuple[str, str], Run], dtype: torch.dtype) -> Table:
             cells = [f"{apart[0]:.1e}", at_most(apart[0], LOSS_TOLERANCE[dtype]), f"≤ {max(apart):.1e}"]
         values = [f"{run.steps[i].loss:.4f}" for i in shown] if run.steps else [""] * len(shown)
         table.add_row(f"{attention}, {layout}", *values, *cells)
-    return table
-
-
-# ------------------------------------------------------------------------------------------------------------ loader
-
-
-def loader_rate(dataset: Path, encoder: PackedTaskEncoder, num_workers: int, num_packs: int) -> float:
-    """Packs a second, ready for the model, after those that workers make ahead."""
-    before = multiprocessing.active_children()
-    worker = WorkerConfig(rank=0, world_size=1, num_workers=num_workers)
-    stream = iter(train_loader(dataset, encoder, worker))
-    for _ in range(1 + 3 * num_workers):
-        next(stream)
-    start = time.perf_counter()
-    for _ in range(num_packs):
-        next(stream)
-    rate = num_packs / (time.perf_counter() - start)
-    for process in multiprocessing.active_children():
-        if process not in before:  # else it is waited for when the loader is collected
-            process.terminate()
-    return rate
-
-
-def loading(rates: Mapping[int, float], runs: Mapping[tuple[str, str], Run]) -> Table:
-    """Beside the fastest training."""
-    table = Table("loader, workers", "packs/s", "goal: the model's packs/s, holds")
-    model = max((run.rate("1") for (_, layout), run in runs.items() if layout == "packed" and run.steps), default=0.0)
-    for num_workers, rate in rates.items():
-        table.add_row(str(num_workers), f"{rate:.2f}", at_least(rate, round(model, 2), "/s") if model else "")
     return table
 
 
@@ -256,7 +237,9 @@ def options_of() -> argparse.Namespace:
     parser.add_argument("--processor", help="of the dataset: folder or hub id")
     parser.add_argument("--real", type=Path, help="folder of the real sets: they are packed, whatever the size")
     parser.add_argument("--family", choices=SIZES, default="qwen3_vl")
-    parser.add_argument("--size", choices=SIZES["qwen3_vl"], default="2b")
+    parser.add_argument("--size", choices=SIZES["qwen3_vl"], default="full")
+    parser.add_argument("--folder", type=Path, help="packs are made there, and stay for the next call")
+    parser.add_argument("--only", choices=TABLES, nargs="+", default=TABLES, help="some of the tables")
     parser.add_argument("--stalls", action="store_true", help="what stalls a GPU, in place of the other tables")
     parser.add_argument("--dry", action="store_true", help="--size tiny --device cpu")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
@@ -275,7 +258,7 @@ def options_of() -> argparse.Namespace:
         parser.error(f"--save {options.save}: there is no folder {options.save.parent}")
     has_flash = options.device == "cuda" and find_spec("flash_attn") is not None
     options.attention = options.attention or [*["flash_attention_2"] * has_flash, "sdpa"]
-    options.max_token_len = options.max_token_len or (4096 if options.size == "2b" else 512)
+    options.max_token_len = options.max_token_len or (4096 if options.size == "full" else 512)
     return options
 
 
@@ -285,20 +268,24 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         dataset, processor, real = options.dataset, options.processor, None
         if dataset is None:
-            real = options.real or (REAL if options.size == "2b" and REAL.is_dir() else None)
-            dataset, processor = make_packs(Path(temporary), options.max_token_len, real, options.family)
-        packed, padded = (kind(dataset, processor, layout="neat") for kind in (PackedTaskEncoder, Padded))
-        padded.max_places = options.max_places or 4 * (packed.encoder.max_token_len or options.max_token_len)
+            real = options.real or (REAL if options.size == "full" and REAL.is_dir() else None)
+            with redirect_stdout(sys.stderr):
+                folder = (options.folder or Path(temporary)) / options.family
+                dataset, processor = make_packs(folder, options.max_token_len, real, options.family)
+        packed = PackedTaskEncoder(dataset, processor, layout="neat")
+        options.max_places = options.max_places or 4 * (packed.encoder.max_token_len or options.max_token_len)
         config = config_of(options.size, packed, options.family)
         console = Console(width=140, record=True)
         data = options.dataset or ("the real sets" if real else "the demo")
         console.print(machine(device))
-        about = f"{options.family}, {options.size}, random weights, {options.dtype}"
+        with torch.device("meta"):
+            size = model_class(options.family)._from_config(config).num_parameters()
+        about = f"{options.family}, {size / 1e6:,.1f}M parameters, random weights, {options.dtype}"
         console.print(f"{about}; packs of {packed.encoder.max_token_len}: {data}")
         if options.stalls:
             for table in stalls(config, dataset, processor, options):
                 console.print(table)
-        runs = {} if options.stalls else compared(console, config, dataset, packed, padded, options)
+        runs = {} if options.stalls else compared(console, config, dataset, packed, processor, options)
     if options.save:
         save(options.save, console.export_text(), [step for run in runs.values() for step in run.steps])
 
@@ -308,20 +295,25 @@ def compared(
     config: Any,
     dataset: Path,
     packed: PackedTaskEncoder,
-    padded: PackedTaskEncoder,
+    processor: str | None,
     options: argparse.Namespace,
 ) -> dict[tuple[str, str], Run]:
-    """Print the loader, exactness, and packed beside padded."""
-    rates = {workers: loader_rate(dataset, packed, workers, options.steps) for workers in options.workers}
-    device = torch.device(options.device)
-    console.print(exactness(model_class(options.family), config, packed.encoder.probe_members(), device))
+    """Print exactness, packed beside padded and flattened, and the loader."""
+    workers, device = options.workers if "loader" in options.only else (), torch.device(options.device)
+    rates = {number: loader_rate(dataset, packed, number, options.steps) for number in workers}
+    if "members" in options.only:
+        console.print(exactness(model_class(options.family), config, packed.encoder.probe_members(), device))
+    alone = Padded(dataset, processor, layout="neat") if "training" in options.only else packed
     runs = {
         (attention, layout): measure(config, encoder, dataset, attention, layout, options)
-        for attention in options.attention
-        for layout, encoder in (("packed", packed), ("padded", padded))
+        for attention in (options.attention if "training" in options.only else ())
+        for layout, encoder in (("packed", packed), ("padded", alone), ("flattened", alone))
     }
-    for table in (speed(runs), losses(runs, options.dtype), loading(rates, runs)):
-        console.print(table)
+    if runs:
+        console.print(speed(runs), losses(runs, options.dtype))
+    if rates:
+        model = max((run.rate("1") for (_, layout), run in runs.items() if layout == "packed" and run.steps), default=0)
+        console.print(loading(rates, model))
     return runs
 
 

@@ -2,19 +2,28 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from rich.table import Table
 from timing import at_most
 
+from energon_pack.errors import one_line
 from energon_pack.training.finding import Finding, Proof
 from energon_pack.training.member_encoder import Encoded
 from energon_pack.training.proof import prove, try_class
 from energon_pack.training.small_model import small_model
 
 #: what is tried; flash attention has no fp32
-KINDS = (("eager", "fp32"), ("sdpa", "fp32"), ("sdpa", "bf16"), ("flash_attention_2", "bf16"))
+KINDS = (
+    ("eager", "fp32"),
+    ("sdpa", "fp32"),
+    ("sdpa", "bf16"),
+    ("flash_attention_2", "bf16"),
+    ("flex_attention", "bf16"),
+)
 
 
 def exactness(make: Any, config: Any, members: Sequence[Encoded], device: torch.device) -> Table:
@@ -26,10 +35,16 @@ def exactness(make: Any, config: Any, members: Sequence[Encoded], device: torch.
         make: a class of transformers.
         config: of any size.
     """
-    table = Table("members of a pack", "outputs", "loss", "gradients", "largest share", "goal, holds")
+    table = Table("members of a pack", "outputs", "loss", "gradients", "their size", "largest", "goal, holds")
+    missing = {
+        "flash_attention_2": "" if find_spec("flash_attn") else "flash-attn is not installed",
+        "flex_attention": "" if make._supports_flex_attn else "transformers has none for this class",
+    }
     with true_fp32():
         for attention, dtype in KINDS:
-            if (attention, dtype) == ("sdpa", "bf16"):
+            if missing.get(attention):
+                proof = Proof(make.__name__, attention, "positions", error=missing[attention])
+            elif dtype == "bf16" and "flash" not in attention:
                 proof = _in_bfloat16(make, config, members, attention, device)
             else:
                 (proof,) = prove(make, config, members, "positions", attention, device=device)
@@ -40,18 +55,27 @@ def exactness(make: Any, config: Any, members: Sequence[Encoded], device: torch.
 def _cells(proof: Proof) -> list[str]:
     found = proof.finding
     if found is None:
-        return [*["–"] * 4, f"not tried: {proof.error[:60]}"]
-    return [*(f"{value:.2g}" for value in (*found.differences, max(found.differences))), _goal(found)]
+        return [*["–"] * 5, f"not tried: {proof.error[:100]}"]
+    seen = (0.0, found.loss_difference, found.gradient_difference, found.size_difference, 0.0)
+    values = zip((*found.differences, max(found.differences)), seen, strict=True)
+    return [*("–" if first is None else f"{value:.2g}" for value, first in values), _goal(found)]
 
 
 def _goal(found: Finding) -> str:
-    return at_most(max(found.differences), found.tolerance) if found.is_conclusive else "NO: outputs show nothing"
+    if not found.is_conclusive:
+        return "NO: outputs show nothing"
+    goal = at_most(max(found.differences), found.tolerance)
+    return "NO: gradients reach other members" if found.mixes and "yes" in goal else goal
 
 
 def _in_bfloat16(make: Any, config: Any, members: Sequence[Encoded], attention: str, device: torch.device) -> Proof:
     """As `prove`, which takes float32 where an attention has it."""
-    model = small_model(make, config, attention).to(device, torch.bfloat16)
-    return Proof(make.__name__, attention, "positions", try_class(model, members))
+    proof = Proof(make.__name__, attention, "positions")
+    try:
+        model = small_model(make, config, attention).to(device, torch.bfloat16)
+        return replace(proof, finding=try_class(model, members))
+    except Exception as error:  # kernels that are compiled here may not be
+        return replace(proof, error=one_line(error, 300))
 
 
 @contextmanager

@@ -1,7 +1,9 @@
-"""What `benchmarks/gpu.py` trains: packs of the demo or of the real sets, packed and padded batches, a Qwen-VL."""
+"""What `benchmarks/gpu.py` trains: packs of the demo or of the real sets, batches in three ways, a Qwen."""
 
 import json
+import random
 import shutil
+import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,10 +28,10 @@ _SMALL = {
     "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 1,
     "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [8, 4, 4]},
 }  # fmt: skip
-#: by family and size, text and vision config; 2b has the sizes of Qwen3-VL-2B, or of Qwen2.5-VL-3B
-SIZES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
+#: by family and size, text and vision config; full has the sizes of Qwen3-VL-2B, of Qwen2.5-VL-3B, or of 1.1B
+SIZES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any] | None]]] = {
     "qwen3_vl": {
-        "2b": (
+        "full": (
             {
                 "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16,
                 "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
@@ -49,7 +51,7 @@ SIZES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
         ),
     },
     "qwen2_5_vl": {
-        "2b": (
+        "full": (
             {
                 "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36, "num_attention_heads": 16,
                 "num_key_value_heads": 2, "vocab_size": 151936,
@@ -68,18 +70,33 @@ SIZES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
             },
         ),
     },
+    "qwen3": {
+        "full": (
+            {
+                "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 16, "num_attention_heads": 16,
+                "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "rope_parameters": _LARGE,
+            },
+            None,
+        ),
+        "tiny": (_SMALL | {"rope_parameters": _LARGE}, None),
+    },
 }  # fmt: skip
-_TEMPLATES = {"qwen3_vl": "qwen3_vl", "qwen2_5_vl": "qwen_vl"}
+#: template, and classes of transformers
+_FAMILIES = {
+    "qwen3_vl": ("qwen3_vl", "Qwen3VLForConditionalGeneration"),
+    "qwen2_5_vl": ("qwen_vl", "Qwen2_5_VLForConditionalGeneration"),
+    "qwen3": ("text", "Qwen3ForCausalLM"),
+}
 
 
 class Padded(PackedTaskEncoder):
     """The members of a pack, each a row of its own: what a step looks like without packing.
 
     A step has all of them, so as many tokens as the pack. Where they are more than `max_places` with their padding,
-    they go through the model in several pieces, and gradients add up.
+    they go through the model in several pieces, and gradients add up. `together`: so many members are never parted.
     """
 
-    max_places = 0
+    max_places, together = 0, 1
 
     @stateless
     def encode_sample(self, sample: Any) -> EncodedPack:
@@ -90,11 +107,13 @@ class Padded(PackedTaskEncoder):
     @stateless
     def batch(self, samples: list[EncodedPack]) -> PackedBatch:
         (pack,) = samples
-        pieces = []
-        for start, end in pieces_of([len(member.tokens) for member in pack.members], self.max_places):
+        pieces, num = [], self.together
+        lengths = [len(member.tokens) for member in pack.members]
+        longest = [max(lengths[start : start + num]) for start in range(0, len(lengths), num)]
+        for start, end in pieces_of(longest, self.max_places // num):
             rows = [
                 EncodedPack.derive_from(pack, members=[member], media=member.media, dropped=[])
-                for member in pack.members[start:end]
+                for member in pack.members[start * num : end * num]
             ]
             pieces.append(super().batch(rows))
         whole = super().batch(samples)
@@ -111,21 +130,73 @@ def pieces_of(lengths: Sequence[int], max_places: int) -> Iterator[tuple[int, in
             start = end
 
 
-def make_packs(folder: Path, max_token_len: int, real: Path | None, family: str = "qwen3_vl") -> tuple[Path, str]:
-    """Pack the real sets of this folder, or without it the demo; the dataset, and its processor's folder."""
+def flattened(stream: Iterator[PackedBatch], num_steps: int) -> Iterator[PackedBatch]:
+    """The Trainer's own packing: samples by chance, as many a step as a pack has in the mean, by its collator.
+
+    It leaves media out, which are put beside it, and numbers an image's places as those of text.
+
+    Args:
+        stream: of `Padded`, each sample a piece of its own; so many of its steps are taken.
+    """
+    from transformers import DataCollatorWithFlattening
+
+    samples: list[PackedBatch] = [piece for _ in range(num_steps) for piece in next(stream)["pieces"]]
+    random.Random(0).shuffle(samples)
+    collate = DataCollatorWithFlattening()
+    for step in range(num_steps):
+        some = samples[step * len(samples) // num_steps : (step + 1) * len(samples) // num_steps]
+        flat = collate([{name: one[name][0] for name in ("input_ids", "labels")} for one in some])
+        for name in ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw"):
+            if parts := [one[name] for one in some if name in one]:
+                flat[name] = torch.cat(parts)
+        flat["mm_token_type_ids"] = torch.cat([one["mm_token_type_ids"] for one in some], 1)
+        flat["doc_ids"] = torch.cat([one["doc_ids"] * number for number, one in enumerate(some, 1)], 1)
+        yield PackedBatch({**flat, "use_cache": False})
+
+
+def demo_records(folder: Path) -> list[dict[str, Any]]:
+    """The demo's messages, with the paths of their images in this folder."""
+    for tar in sorted(Path(make_demo(folder / "demo")[0]).glob("*.tar")):
+        with tarfile.open(tar) as members:
+            members.extractall(folder / "files", filter="data")
+    records = {path: json.loads(path.read_bytes()) for path in sorted((folder / "files").glob("demo_*.json"))}
+    return [
+        {"messages": one["messages"], "images": [str(path.with_suffix(f".{name}")) for name in one.get("name", ())]}
+        for path, one in records.items()
+    ]
+
+
+def sources_of(folder: Path, real: Path | None, family: str) -> tuple[list[str], str]:
+    """Sources of a family, and a processor: real ones, or those of the demo."""
+    is_text = family == "qwen3"
     if real is not None:
-        sources = [str(real / "wds" / name) for name in REAL_SETS]
-        processor, num_workers = str(real / "processors" / family), None
-    else:
-        source, made = make_demo(folder / "demo")
-        is_made = family == "qwen2_5_vl"
-        processor = str(made) if is_made else _as_qwen3_vl(Path(made), folder / "processor")
-        sources, num_workers = [source], 1
+        names = [name for name in REAL_SETS if not is_text or name.startswith("text")]
+        processor = real / "processors" / ("qwen2_5_text" if is_text else family)
+        return [str(real / "wds" / name) for name in names], str(processor)
+    source, made = make_demo(folder / "demo")
+    if is_text:
+        texts = [json.dumps({"messages": one["messages"]}) for one in demo_records(folder) if not one["images"]]
+        source = str(folder / "files" / "texts.jsonl")
+        Path(source).write_text("\n".join(texts))
+    return [source], _as_qwen3_vl(Path(made), folder / "processor") if family == "qwen3_vl" else made
+
+
+def make_packs(folder: Path, max_token_len: int, real: Path | None, family: str = "qwen3_vl") -> tuple[Path, str]:
+    """Pack the real sets of this folder, or without it the demo; the dataset, and its processor's folder.
+
+    Packs that are there already stay.
+    """
+    sources, processor = sources_of(folder, real, family)
+    if (folder / "packs").is_dir():
+        return folder / "packs", processor
+    template, _ = _FAMILIES[family]
+    is_text = template == "text"
     run = PackConfig(
-        model=ModelConfig(family, _TEMPLATES[family], processor=processor, rope=Rope(family)),
+        model=ModelConfig(family, template, processor=processor, rope=Rope.none if is_text else Rope(family)),
         source=SourceConfig(path=sources),
         output=OutputConfig(dir=str(folder), name="packs"),
     )
+    num_workers = None if real else 1
     run.executor.num_workers, run.measure.verify, run.max_skipped = num_workers, 0.0, 0.05
     run.packing.max_token_len, run.packing.overlong = max_token_len, Overlong.drop
     pack(run)
@@ -134,7 +205,7 @@ def make_packs(folder: Path, max_token_len: int, real: Path | None, family: str 
 
 def _as_qwen3_vl(processor: Path, folder: Path) -> str:
     """The demo's processor with Qwen3-VL's classes and patches, and with smaller pictures than Qwen3-VL's."""
-    shutil.copytree(processor, folder)
+    shutil.copytree(processor, folder, dirs_exist_ok=True)
     path = folder / "tokenizer_config.json"
     kind = {"processor_class": "Qwen3VLProcessor"}
     path.write_text(json.dumps(json.loads(path.read_bytes()) | kind))
@@ -148,13 +219,15 @@ def _as_qwen3_vl(processor: Path, folder: Path) -> str:
 
 
 def config_of(size: str, encoder: PackedTaskEncoder, family: str = "qwen3_vl") -> Any:
-    """A Qwen-VL that knows the processor's tokens."""
+    """A Qwen that knows the processor's tokens."""
     text, vision = SIZES[family][size]
     rules = encoder.rules
+    text = {**text, "vocab_size": max(text["vocab_size"], rules.num_ids), "pad_token_id": 0}
+    if vision is None:
+        return model_class(family).config_class(**text, tie_word_embeddings=True)
     names = {f"{kind}_token_id": f"<|{kind}_pad|>" for kind in ("image", "video")}
     names |= {f"vision_{edge}_token_id": f"<|vision_{edge}|>" for edge in ("start", "end")}
     tokens: dict[str, Any] = {name: rules.token_id(token) for name, token in names.items()}
-    text = {**text, "vocab_size": max(text["vocab_size"], rules.num_ids), "pad_token_id": 0}
     patch = int(rules.settings["image"]["patch_size"])
     return model_class(family).config_class(
         text_config=text, vision_config={**vision, "patch_size": patch}, tie_word_embeddings=True, **tokens
@@ -166,8 +239,7 @@ def model_class(family: str = "qwen3_vl") -> Any:
     prepare_torchvision()
     import transformers
 
-    names = {"qwen3_vl": "Qwen3VLForConditionalGeneration", "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration"}
-    return getattr(transformers, names[family])
+    return getattr(transformers, _FAMILIES[family][1])
 
 
 def make_model(config: Any, attention: str, dtype: torch.dtype, device: torch.device, checkpointing: bool) -> Any:

@@ -3,15 +3,19 @@
 import csv
 import importlib
 import re
+import sys
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
 from energon_pack.training import layout, pack_encoder, probe_batches
 from support.running import ROOT
+from support.running import run as run_program
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -22,6 +26,12 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return importlib.import_module("gpu")
+
+
+@pytest.fixture
+def gpu_all(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module("gpu_all")
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +78,12 @@ def test_the_page_of_a_cpu_holds_and_each_step_is_in_the_csv(
     assert "flash_attention_2, bf16" in page
     assert page.count("holds: positions") == 2
     assert re.search(r"sdpa, packed .*≤ 1e-05 yes", page)
-    packed, padded = steps[:2], steps[2:]
+    packed, padded, flattened = steps[:2], steps[2:4], steps[4:]
     assert all((int(step["visual_squares"]) > 0) == (int(step["visual_tokens"]) > 0) for step in steps)
-    assert [(step["layout"], step["step"]) for step in steps] == [(n, i) for n in ("packed", "padded") for i in "01"]
+    layouts = ("packed", "padded", "flattened")
+    assert [(step["layout"], step["step"]) for step in steps] == [(n, i) for n in layouts for i in "01"]
+    for name in ("tokens", "len_squares", "visual_tokens", "visual_squares"):  # the same samples, in other steps
+        assert sum(int(step[name]) for step in flattened) == sum(int(step[name]) for step in packed)
     for ours, theirs in zip(packed, padded, strict=True):
         assert all(ours[name] == theirs[name] for name in ("tokens", "len_squares", "visual_tokens", "visual_squares"))
         assert int(ours["places"]) == int(ours["tokens"])
@@ -113,3 +126,47 @@ def test_what_stalls_a_gpu_is_tried_on_a_cpu(
     assert page.count("≤ 0.001 yes") == 4
     assert "of a GPU only" in page[page.index("as one graph") :]
     assert steps == []
+
+
+def test_a_part_that_fails_or_hangs_is_said_and_the_next_one_runs(tmp_path: Path, gpu_all: ModuleType) -> None:
+    """Else one part takes away the results of all others, and a GPU is rented in vain; workers of one that hangs would
+    take the cores of the next.
+    """
+    page = tmp_path / "gpu.md"
+    programs = {
+        "fails": "print('seen'); raise MemoryError('none left')",
+        "hangs": "from subprocess import *; one = Popen(['sleep', '99']); print(one.pid, flush=True); one.wait()",
+        "runs": "print('≥ 1× NO')",
+    }
+    limits = {"fails": 60, "hangs": 2, "runs": 60}
+    parts = [
+        (gpu_all.Part(name, limits[name], "", "", "Its words."), [sys.executable, "-c", program])
+        for name, program in programs.items()
+    ]
+    assert gpu_all.run_all(parts, page) == 2
+    failed, hung, ran = page.read_text().split("\n## ")[1:]
+    assert "```\nseen\n```\n\n**Failed**: `exit status 1: MemoryError: none left`" in failed
+    (worker,) = re.findall(r"```\n(\d+)\n```\n\n\*\*Failed\*\*: `it did not end in 2 s`", hung)
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(int(worker)).wait(20)
+    assert "Its words.\n\n```\n≥ 1× NO\n```\n\n" in ran
+    assert "goals that do not hold: 1\n" in ran
+    assert ran.endswith("Failed: fails, hangs.\n")
+
+
+def test_the_limits_are_eight_minutes_together(gpu_all: ModuleType) -> None:
+    """Else a machine that is lent for ten minutes goes back before the last part."""
+    assert sum(part.limit for part in gpu_all.PARTS) <= 8 * 60
+
+
+@pytest.mark.slow
+def test_every_part_runs_dry(tmp_path: Path) -> None:
+    """Else the first GPU that is at hand finds the mistake."""
+    page = tmp_path / "gpu.md"
+    run_program(sys.executable, ROOT / "benchmarks/gpu_all.py", "--dry", "--save", page, cwd=tmp_path)
+    text = page.read_text()
+    assert text.endswith("Failed: nothing.\n")
+    assert len(re.findall("goals that do not hold: 0", text)) == 8
+    for row in ("flex_attention, bf16 .* yes", "sdpa, flattened", "values for the tower", "256, 48, 8 .* yes"):
+        assert re.search(row, text), row
+    assert len(re.findall("packed, (whole|shared) .* ≤ 0.0001 yes", text)) == 2
