@@ -117,7 +117,7 @@ def main(arguments: list[str] | None = None) -> int:
         "order",
         "OUT DIR[=WEIGHT]...",
         "Write one order over the packs of several datasets, for training that reads them as if packed together.",
-        examples=("packed/both packed/text=30 packed/image=70 --ranks 8 --workers 4", "packed/both packed/a packed/b"),
+        examples=("packed/both packed/text=30 packed/image=70 --ranks 8", "packed/both packed/a packed/b"),
     )
     tool.add_argument("out", metavar="OUT", help="the folder to write, which holds no packs")
     tool.add_argument(
