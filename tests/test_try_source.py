@@ -43,7 +43,9 @@ def test_a_source_is_shown_from_its_form_to_the_next_command(demo: tuple[Path, P
     ]
     assert "180 of 320 image samples (56%))" in kinds
     assert any(line.startswith(f"energon-pack source.path={source} ") and line.endswith("=2048") for line in lines)
-    assert "a pack holds 7.6 samples: for as many samples a step" in shown.stdout, "320 samples in 42 packs"
+    assert "a pack holds 7.6 samples on average: divide your batch size by that" in shown.stdout, (
+        "320 samples in 42 packs"
+    )
     named = source.name
     assert any(
         line.startswith(f"torchrun recipes/train_ddp.py packed/{named} --processor {processor}") for line in lines

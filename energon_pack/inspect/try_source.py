@@ -208,7 +208,7 @@ def _try_source(
     say(length_advice(cured.choices.lens))
     lens = cured.measured.lengths.items.lens
     per_pack = np.count_nonzero((lens > 0) & (lens <= cured.best.max_token_len)) / cured.sample_share / cured.best.packs
-    say(f"a pack holds {per_pack:.1f} samples: for as many samples a step as before, divide its rows by that")
+    say(f"a pack holds {per_pack:.1f} samples on average: divide your batch size by that to keep the samples of a step")
     print_heading("── next")
     allowed = settings_that_allow_losses(cured.measured.lengths, config.max_skipped)
     _print_next_commands(arguments, cured.best, [*cures, *allowed])

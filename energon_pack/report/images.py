@@ -97,7 +97,7 @@ class ShrinkAdvice:
             then = (
                 f"{self.knob}; all others fit {self.needed_len_after:,}, and of {short_number(self.tokens)} tokens have"
             )
-        attention = f"Σ len² (attention) {short_number(self.squares)} → {short_number(self.squares_after)}"
+        attention = f"the cost of attention {short_number(self.squares)} → {short_number(self.squares_after)}"
         return f"{few} packs of {self.needed_len:,} tokens; {then} {short_number(self.tokens_after)}, {attention}"
 
 

@@ -220,7 +220,7 @@ def _packs(report: Report, shapes: tuple[int, int]) -> Iterator[Html]:
     segments = report.members_per_pack.get("max", 0) + 1
     padded = f"{_count(shapes[1])} with pad_to={PAD_WIDTH} and pad_segments={segments} in training"
     lines = (
-        f"Σ len² of its members, the cost of attention: {even}",
+        f"cost of attention of a pack, the sum of its members' squared lengths: {even}",
         f"one forward pass over all packs: {shares} (sizes of the model: {clipped(flops['source'], 200)})",
         f"batches of one pack have {amount(shapes[0], 'shape')} in an epoch (width, number of members); {padded}",
     )

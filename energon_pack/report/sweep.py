@@ -1,7 +1,7 @@
 """Compare the jobs of a sweep, and choose the best by stated rules."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,14 +34,19 @@ class JobFigures:
     flops: float | None = None  # of an epoch's forward passes, waiting included
     cost_source: str | None = None
     num_bytes: int | None = None  # bytes that were written
-    time: float | None = None  # of an epoch, relative to the shortest
-    time_of_token: float | None = None  # time of a token in packs, relative to the shortest
+    time: float | None = None  # of an epoch, relative to the best job's
+    time_of_token: float | None = None  # time of a token in packs, relative to the best job's
     refused: str | None = None  # why nothing of it is published; None: it is
 
     @property
     def may_be_best(self) -> bool:
         """Whether the job packed something, dropped no more than `packing.max_dropped_tokens`, and is published."""
         return self.packs > 0 and self.dropped_tokens_share <= self.max_dropped_tokens and self.refused is None
+
+    @property
+    def cost_of_token(self) -> float:
+        """FLOPs of a token in packs; 0: unknown."""
+        return (self.flops or 0.0) / max(self.tokens, 1)
 
 
 @dataclass(frozen=True)
@@ -75,10 +80,8 @@ class Sweep:
         keeping = [row for row in rows if row.dropped_tokens_share <= MOST_DROPPED]
         if not keeping:
             return min(rows, key=lambda row: row.dropped_tokens_share, default=None)
-        least = min(row.time_of_token or 1.0 for row in keeping)
-        return max(
-            (row for row in keeping if (row.time_of_token or 1.0) <= _NEARLY_LEAST * least), key=lambda row: row.fill
-        )
+        least = min(row.cost_of_token for row in keeping)
+        return max((row for row in keeping if row.cost_of_token <= _NEARLY_LEAST * least), key=lambda row: row.fill)
 
     @property
     def why_no_best(self) -> str:
@@ -119,7 +122,7 @@ def sweep_of(folder: Path) -> Sweep:
         elif job["error"] is not None:
             failed.append(FailedJob(job["number"], settings, job["error"], job.get("page")))
     sweep = Sweep(keys, rows, failed, (folder / _OPTIMISED_FILE).exists())
-    return sweep if sweep.is_over_models else replace(sweep, rows=_with_times(rows))
+    return sweep if sweep.is_over_models else replace(sweep, rows=_with_times(sweep))
 
 
 def _is_whole(figures: Mapping[str, Any]) -> bool:
@@ -186,14 +189,18 @@ def objective_of(figures: Mapping[str, Any], objective: str, max_dropped_tokens:
     return math.nan if value is None else float(value)
 
 
-def _with_times(rows: Sequence[JobFigures]) -> list[JobFigures]:
-    """Return the rows with times relative to the shortest of the jobs that may be the best; if none may, of all."""
+def _with_times(sweep: Sweep) -> list[JobFigures]:
+    """Return the rows with times relative to the best job's; without one, to the shortest of the jobs that may be it.
+
+    If none may be the best, times are relative to the shortest of all.
+    """
+    rows, best = sweep.rows, sweep.best
     timed = [row for row in rows if row.flops and row.tokens]
-    measures = [row for row in timed if row.may_be_best] or timed
+    measures = [row for row in timed if row is best] or [row for row in timed if row.may_be_best] or timed
     flops = min((row.flops or 0.0 for row in measures), default=1.0)
-    of_token = min(((row.flops or 0.0) / row.tokens for row in measures), default=1.0)
+    of_token = min((row.cost_of_token for row in measures), default=1.0)
     return [
-        replace(row, time=row.flops / flops, time_of_token=row.flops / row.tokens / of_token)
+        replace(row, time=row.flops / flops, time_of_token=row.cost_of_token / of_token)
         if row.flops and row.tokens
         else row
         for row in rows

@@ -18,11 +18,11 @@ from energon_pack.run.files import write_whole
 
 _MAX_VALUE_CHARS, _MAX_ERROR_CHARS = 80, 400  # characters
 _TIME_EXPLAINED = (
-    "Time is estimated, and 1 is the shortest of the jobs that are published: FLOPs of a forward pass over all"
-    " packs, by the sizes in the model's config.json (a backward pass takes twice as much again of each part):"
-    " language model, weights × tokens and attention Σ len² of each member; vision encoder, by the visual tokens"
-    " of each image or frame; times what ranks wait, where packing.topology is set. Not counted: padding, loading,"
-    " communication, how well kernels use short or long rows."
+    "Time is estimated, and 1 is the time of the job with the ★; without one, the shortest. It is the FLOPs of a"
+    " forward pass over all packs, by the sizes in the model's config.json (a backward pass takes twice as much of"
+    " each part): language model, weights × tokens, and attention by the squared length of each member; vision encoder,"
+    " by the visual tokens of each image or frame; times what ranks wait, where packing.topology is set. Not counted:"
+    " padding, loading, communication, how well kernels use short or long rows."
 )
 #: columns: name, how their values are written, and the field; the most asked for come first
 _COLUMNS: list[tuple[str, Callable[[Any], str], str]] = [
@@ -31,7 +31,7 @@ _COLUMNS: list[tuple[str, Callable[[Any], str], str]] = [
     ("skipped", "{:,}".format, "dropped"),
     ("packs", "{:,}".format, "packs"),
     ("tokens", "{:,}".format, "tokens"),
-    ("Σ len²", short_number, "attention_cost"),
+    ("cost of attention", short_number, "attention_cost"),
     ("time of an epoch", "{:.3f}".format, "time"),
     ("of a token", "{:.3f}".format, "time_of_token"),
     ("MB", lambda num_bytes: f"{num_bytes / 1e6:,.1f}", "num_bytes"),

@@ -86,7 +86,9 @@ class TemplateChoice:
             lines.append(f"model.template={asked} is not exact for this processor ({why}); {self.template} is taken")
         elif asked == AUTO:
             counts = ", ".join(f"{number} {_KIND_NOUNS[kind]}" for kind, number in self.num_compared.items())
-            lines.append(f"media by {self.template} of {self.processor}: {counts} as in its full call")
+            lines.append(
+                f"tokens of media are those of {self.processor} in {counts}, by model.template={self.template}"
+            )
         if not self.ends_answers:
             warning = "the chat template writes no token that ends an answer: the model is never trained to stop"
             lines.append(f"{warning} (labels.final_end=TOKEN adds one behind a last answer, model.chat_template)")

@@ -167,7 +167,7 @@ def test_a_few_large_pictures_come_before_a_longer_pack() -> None:
     assert (first.tokens, first.tokens_after) == (161_000 + 472_000, 8_680 + 472_000)
     assert str(first) == (
         "pixels and frames first: 10 image samples alone need packs of 16,384 tokens; with model.max_pixels=602112 all"
-        " fit 1,024, and 633k tokens become 481k, Σ len² (attention) 2.97G → 385M"
+        " fit 1,024, and 633k tokens become 481k, the cost of attention 2.97G → 385M"
     )
 
 
@@ -176,7 +176,7 @@ def test_of_videos_it_is_told_what_all_others_need() -> None:
     assert first is not None
     assert str(first) == (
         "pixels and frames first: 1 video sample alone needs packs of 16,384 tokens; media=fps media.fps=1; all others"
-        " fit 1,024, and of 25k tokens have 16k, Σ len² (attention) 93.8M → 12.8M"
+        " fit 1,024, and of 25k tokens have 16k, the cost of attention 93.8M → 12.8M"
     )
 
 
