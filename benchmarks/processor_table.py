@@ -48,7 +48,7 @@ def _reasons(row: Row) -> Iterator[str]:
     """Why a class is refused, in the words of the line that says so, and why shapes were not enough."""
     if row["refused"] or row["difference"]:
         yield f"{'refused' if row['refused'] else 'differs'}: {_short(row['refused'] or row['difference'])}"
-    for kind, why in row["left_out"].items():
+    for kind, why in ((kind, why) for kind, why in row["left_out"].items() if kind in _SAID):  # sounds are not tried
         yield f"{_SAID[kind]} refused: {_short(why)}"
     if row["template"] == "pixels":
         yield f"not by shapes: {_short(row['tried'].get('shapes', ''))}"

@@ -187,6 +187,8 @@ def _inputs_of_kind(processor: Any, rules: InputRules, kind: str) -> dict[str, A
 
 def _array(value: Any) -> Array:
     """Return an output as an array: one list of numbers, if it is a list of several."""
+    if str(getattr(value, "dtype", "")) == "torch.bfloat16":  # of Llama 4; numpy has no such type
+        value = value.float()
     if isinstance(value, (list, tuple)) and any(hasattr(one, "numpy") for one in value):
         return np.concatenate([np.asarray(one).ravel() for one in value])
     try:
