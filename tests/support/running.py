@@ -36,7 +36,7 @@ def command(*arguments: str | Path, cwd: Path, **environment: str) -> subprocess
     """Run `python ...` in a folder, offline."""
     variables = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), **environment}
     return subprocess.run(
-        [sys.executable, *map(str, arguments)], cwd=cwd, env=variables, capture_output=True, text=True, timeout=300
+        [sys.executable, *map(str, arguments)], cwd=cwd, env=variables, capture_output=True, text=True, timeout=900
     )
 
 
