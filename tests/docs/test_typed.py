@@ -39,6 +39,7 @@ LANGUAGES = {"python", "sh", "text", "json", "yaml"}
 NOT_RUN = {
     r"python recipes/train_trainer.py": "Accelerate is not installed; tests/training/test_trainer.py",
     r"python recipes/trainers/": "no trainer is installed; tests/trainers/test_trainer_recipes.py",
+    r"torchrun --nproc-per-node 8 ": "there are no eight GPUs; the recipes' own tests start two processes",
     r"(\S+/)?pip install ": "it changes the environment that the tests run in",
     r"make ": "it makes an environment, and runs what is tested here by itself",
     r"python benchmarks/": "it takes minutes",
