@@ -47,6 +47,7 @@ NOT_RUN = {
     r"python -m energon_pack[.].*s3://": "there is no such bucket; tests/test_tools_on_stores.py has one",
     r"python -m energon_pack[.]order packed/both": "two sets in packs; tests/test_order_of_datasets.py",
     r"python recipes/reference_logps.py packed/a": "two sets of pairs; tests/test_joined_pairs.py",
+    r"python recipes/reference_logps.py .*--model MODEL": "the reader's model; the page runs it with the tiny one",
     r"energon-pack .*hydra/sweeper=optuna": "a package of its own; tests/test_cli_sweeps.py asks its figure",
     r"energon-pack .*executor=slurm": "there is no Slurm; tests/stages/test_chain.py has a stand-in",
     r"energon-pack .*executor[.]address=": "there is no Ray cluster; tests/run/test_ray.py starts one",
