@@ -39,6 +39,7 @@ LANGUAGES = {"python", "sh", "text", "json", "yaml"}
 NOT_RUN = {
     r"python recipes/train_trainer.py": "Accelerate is not installed; tests/training/test_trainer.py",
     r"python recipes/trainers/": "no trainer is installed; tests/trainers/test_trainer_recipes.py",
+    r"torchrun --nproc-per-node 8 ": "there are no eight GPUs; the recipes' own tests start two processes",
     r"(\S+/)?pip install ": "it changes the environment that the tests run in",
     r"make ": "it makes an environment, and runs what is tested here by itself",
     r"python benchmarks/": "it takes minutes",
@@ -46,6 +47,7 @@ NOT_RUN = {
     r"python -m energon_pack[.].*s3://": "there is no such bucket; tests/test_tools_on_stores.py has one",
     r"python -m energon_pack[.]order packed/both": "two sets in packs; tests/test_order_of_datasets.py",
     r"python recipes/reference_logps.py packed/a": "two sets of pairs; tests/test_joined_pairs.py",
+    r"python recipes/reference_logps.py .*--model MODEL": "the reader's model; the page runs it with the tiny one",
     r"energon-pack .*hydra/sweeper=optuna": "a package of its own; tests/test_cli_sweeps.py asks its figure",
     r"energon-pack .*executor=slurm": "there is no Slurm; tests/stages/test_chain.py has a stand-in",
     r"energon-pack .*executor[.]address=": "there is no Ray cluster; tests/run/test_ray.py starts one",
