@@ -7,7 +7,7 @@ In the example's train.py, instead of its own `dataloader_provider`, with packed
     train_valid_test_dataloaders_provider.is_distributed = True       # each rank calls it
     pretrain(train_valid_test_dataloaders_provider, ..., extra_args_provider=...)   # and add_packed_args(parser)
 
-    --data-path packed/wds-internvl3-4096 --packed-processor FOLDER --dataloader-type external --micro-batch-size 1
+    --data-path packed/wds-internvl3-neat-4096 --packed-processor FOLDER --dataloader-type external --micro-batch-size 1
     --train-iters 10000 --eval-iters 20 --eval-interval 500 --dataloader-save checkpoints/data
     --calculate-per-token-loss
 
@@ -39,9 +39,7 @@ IMAGE_TOKEN = "<image>"  # as in megatron.core.models.multimodal.llava_model
 def add_packed_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Arguments beside Megatron's own."""
     group = parser.add_argument_group("energon_pack")
-    group.add_argument(
-        "--packed-processor", help="folder or hub id; default: as when it was packed, else the model's published one"
-    )
+    group.add_argument("--packed-processor", help="folder or hub id; default: the files that the dataset holds")
     group.add_argument("--packed-val", help="another packed dataset for validation; default: the part val")
     group.add_argument("--packed-keep-feature-tokens", action="store_true", help="for models other than LLaVAModel")
     return parser

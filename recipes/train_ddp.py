@@ -65,9 +65,7 @@ WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 def arguments_of() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset", type=Path, help="folder of a packed dataset, or a Metadataset")
-    parser.add_argument(
-        "--processor", help="folder or hub id; default: as when it was packed, else the model's published one"
-    )
+    parser.add_argument("--processor", help="folder or hub id; default: the files that the dataset holds")
     parser.add_argument("--model", help="folder or hub id of a model of transformers; default: tiny and random")
     parser.add_argument("--val", type=Path, help="another packed dataset for validation; default: the part val")
     parser.add_argument("--val-every", type=int, default=50, metavar="STEPS")

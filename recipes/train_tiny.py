@@ -155,9 +155,7 @@ def fell(losses: list[float]) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset", type=Path, help="folder of a packed dataset, or a Metadataset")
-    parser.add_argument(
-        "--processor", help="folder or hub id; default: as when it was packed, else the model's published one"
-    )
+    parser.add_argument("--processor", help="folder or hub id; default: the files that the dataset holds")
     parser.add_argument("--val", type=Path, help="another packed dataset for validation; default: the part val")
     parser.add_argument("--max-steps", type=int, default=30)
     parser.add_argument("--num-workers", type=int, default=0)

@@ -94,9 +94,7 @@ def main() -> None:
     parser.add_argument("dataset", type=Path, nargs="?", help="folder of a packed dataset, or a Metadataset")
     parser.add_argument("--lazy", nargs="+", metavar="SETTING", help="packs planned here: settings of energon_pack")
     parser.add_argument("--streaming", nargs="+", metavar="SETTING", help="packs of a stream: settings as well")
-    parser.add_argument(
-        "--processor", help="folder or hub id; default: as when it was packed, else the model's published one"
-    )
+    parser.add_argument("--processor", help="folder or hub id; default: the files that the dataset holds")
     parser.add_argument("--model", help="folder or hub id of a model of transformers; default: tiny and random")
     parser.add_argument("--output", type=Path, required=True, help="folder of checkpoints")
     parser.add_argument("--resume", type=Path, metavar="CHECKPOINT", help="go on from this checkpoint")

@@ -79,9 +79,7 @@ def train(arguments: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset", type=Path, help="folder of a packed dataset")
-    parser.add_argument(
-        "--processor", help="folder or hub id; default: as when it was packed, else the model's published one"
-    )
+    parser.add_argument("--processor", help="folder or hub id; default: the files that the dataset holds")
     parser.add_argument("--max-steps", type=int, default=50)
     parser.add_argument("--batch-size", type=int, default=1, metavar="PACKS", help="rows of a batch (1)")
     parser.add_argument("--accumulate", type=int, default=1, metavar="BATCHES", help="of each rank in a step (1)")

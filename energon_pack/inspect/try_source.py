@@ -298,7 +298,7 @@ def _print_next_commands(arguments: argparse.Namespace, chosen: Choice, more: Se
     say(f"energon-pack {source} {shlex.join(rest)}")
     dataset = path_in(settings.get("output.dir", "packed"), name)
     processor = settings.get("model.processor", "PROCESSOR_FOLDER")
-    say("python -m energon_pack.recipes .        # trainings to read and adapt:")
+    say("python -m energon_pack.recipes .        # trainings to read and adapt; --model FOLDER is yours:")
     if "source.take=both" in rest:  # trainings for samples alone refuse pairs
         say(f"python recipes/reference_logps.py {shlex.quote(dataset)} reference.npz")
         say(f"python recipes/train_preference.py {shlex.quote(dataset)} reference.npz --max-steps 1")

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+from zlib import crc32
 
 from energon_pack.errors import PackError
 from energon_pack.training.batch import PackedBatch
@@ -11,6 +12,8 @@ from energon_pack.training.refusals import refuse_trees
 
 #: the columns by which a row names its pack
 PACK_COLUMN, EPOCH_COLUMN = "pack", "epoch"
+#: the column that says of which dataset a row's pack is: `dataset_number`
+DATASET_COLUMN = "packs_of"
 #: keys of a batch with weights that make its loss; no model takes them
 LOSS_KEYS = ("labels", "loss_weight", "_packed_seq_ids")
 
@@ -21,6 +24,11 @@ def refuse_pairs(packs: Any) -> None:
         from energon_pack.training.preference import SFT_REFUSED
 
         raise PackError(SFT_REFUSED)
+
+
+def dataset_number(packs: Any) -> int:
+    """Return a number that another dataset, or another split, does not have."""
+    return crc32(packs.fingerprint.encode())
 
 
 class Collator:
@@ -56,7 +64,14 @@ class Collator:
                 " remove_unused_columns=False, and without the trainer's own tokenising and packing"
             )
         named = row[PACK_COLUMN]
-        return named if isinstance(named, Pack) else self.packs[int(row[EPOCH_COLUMN]), int(named)]
+        if isinstance(named, Pack):
+            return named
+        if row.get(DATASET_COLUMN, mine := dataset_number(self.packs)) != mine:
+            raise PackError(
+                "a row names a pack of another dataset or split than that of data_collator: give the trainer the packs"
+                " themselves, which need no collator of their own (eval_dataset=packs, not packs.as_dataset())"
+            )
+        return self.packs[int(row[EPOCH_COLUMN]), int(named)]
 
     def batch_of_packs(self, packs: Sequence[Pack]) -> dict[str, Any]:
         """Lay packs out as the inputs of `model.forward`; BadPack: they share tokens, or have unexpected weights."""

@@ -22,7 +22,7 @@ def token_mean_loss(
         outputs: outputs of the model, with logits [B, S, vocabulary].
         labels: [B, S].
         num_items_in_batch: trained tokens of the whole step, of accumulated batches and ranks; None: count those of
-            this batch, as in evaluation.
+            this batch.
         shifted: whether a label is at the position that predicts it, not at its own token.
     """
     logits = outputs.logits

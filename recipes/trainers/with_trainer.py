@@ -13,6 +13,7 @@ from transformers import (
     Trainer,
     TrainingArguments,
 )
+from transformers.utils import is_flash_attn_2_available
 
 from energon_pack import PackedDataset, check_trainer, guard
 
@@ -25,7 +26,11 @@ parser.set_defaults(train_sampling_strategy="sequential", per_device_train_batch
 config = AutoConfig.from_pretrained(name)
 has_media = hasattr(config, "vision_config") or hasattr(config, "audio_config")
 kind = AutoModelForMultimodalLM if has_media else AutoModelForCausalLM
-model = kind.from_pretrained(args.resume_from_checkpoint or name)  # the Trainer finds only few weights by their names
+attention = "flash_attention_2" if is_flash_attn_2_available() else "sdpa"
+found = args.resume_from_checkpoint or name  # the Trainer finds only few weights by their names
+model = kind.from_pretrained(found, attn_implementation=attention)
+if attention != "sdpa":
+    model.to(args.device)  # `guard` tries the kernel where it is
 packs = PackedDataset(dataset, name)  # or LazyPackedDataset([…])
 guard(model, packs.encoder)
 trainer = Trainer(

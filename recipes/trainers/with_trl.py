@@ -6,6 +6,7 @@ python recipes/trainers/with_trl.py packed/demo MODEL --output_dir out --max_ste
 import sys
 
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM, AutoTokenizer, HfArgumentParser
+from transformers.utils import is_flash_attn_2_available
 from trl import SFTConfig, SFTTrainer
 
 from energon_pack import PackedDataset, check_trainer, guard
@@ -20,7 +21,11 @@ parser.set_defaults(ddp_find_unused_parameters=True)  # packs of text give the v
 config = AutoConfig.from_pretrained(name)
 has_media = hasattr(config, "vision_config") or hasattr(config, "audio_config")
 kind = AutoModelForMultimodalLM if has_media else AutoModelForCausalLM
-model = kind.from_pretrained(args.resume_from_checkpoint or name)  # the Trainer finds only few weights by their names
+attention = "flash_attention_2" if is_flash_attn_2_available() else "sdpa"
+found = args.resume_from_checkpoint or name  # the Trainer finds only few weights by their names
+model = kind.from_pretrained(found, attn_implementation=attention)
+if attention != "sdpa":
+    model.to(args.device)  # `guard` tries the kernel where it is
 packs = PackedDataset(dataset, name)  # or LazyPackedDataset([…])
 guard(model, packs.encoder)
 rows = packs.as_dataset(micro_batches=args.gradient_accumulation_steps)

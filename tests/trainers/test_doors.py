@@ -5,6 +5,7 @@ The trainers here are stand-ins, with one way each; `test_trainer_recipes.py` ru
 
 import importlib.util
 import pickle
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from torch.utils.data import DataLoader, RandomSampler
 from energon_pack import PackError, guard
 from energon_pack.dataset.packing_template import load_template
 from energon_pack.trainers.check import check_trainer
-from energon_pack.trainers.collator import Collator
+from energon_pack.trainers.collator import Collator, dataset_number
 from energon_pack.trainers.loss import weighted
 from energon_pack.trainers.on_disk import PackedDataset
 from energon_pack.training import member_encoder
@@ -64,6 +65,19 @@ def test_rows_that_name_no_pack_are_refused(demo_packs: PackedDataset, model: An
         demo_packs.collator(model)([{"input_ids": [1, 2]}])
     with pytest.raises(PackError, match="a row has a str"):
         demo_packs.collator(model)(["text"])
+
+
+def test_rows_of_another_split_are_refused(demo_folder: Path, demo_packs: PackedDataset, model: Any) -> None:
+    """`eval_dataset=val.as_dataset()` evaluated the training packs of those numbers, and nothing said so."""
+    collate, number = demo_packs.collator(model), dataset_number(demo_packs)
+    row = rows(demo_packs)[0]
+    assert torch.equal(collate([row | {"packs_of": number}])["input_ids"], collate([row])["input_ids"])
+    shutil.copytree(demo_folder, other := demo_folder.parent / "other-split")
+    split = other / ".nv-meta/split.yaml"
+    split.write_text(split.read_text().replace("train:", "val:", 1).replace("val: []", "train: []", 1))
+    of_val = PackedDataset(other, demo_packs.encoder.rules.folder, split="val")
+    with pytest.raises(PackError, match=r"another dataset or split.*eval_dataset=packs"):
+        collate([row | {"packs_of": dataset_number(of_val)}])
 
 
 def test_weights_and_other_layouts_are_refused(demo_folder: Path, demo: tuple[Path, Path], model: Any) -> None:
