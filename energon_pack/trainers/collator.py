@@ -71,7 +71,8 @@ class Collator:
                 "a row names a pack of another dataset or split than that of data_collator: give the trainer the packs"
                 " themselves, which need no collator of their own (eval_dataset=packs, not packs.as_dataset())"
             )
-        return self.packs[int(row[EPOCH_COLUMN]), int(named)]
+        pack: Pack = self.packs[int(row[EPOCH_COLUMN]), int(named)]
+        return pack
 
     def batch_of_packs(self, packs: Sequence[Pack]) -> dict[str, Any]:
         """Lay packs out as the inputs of `model.forward`; BadPack: they share tokens, or have unexpected weights."""

@@ -13,7 +13,7 @@ from transformers import (
     Trainer,
     TrainingArguments,
 )
-from transformers.utils import is_flash_attn_2_available
+from transformers.utils.import_utils import is_flash_attn_2_available
 
 from energon_pack import PackedDataset, check_trainer, guard
 

@@ -6,7 +6,7 @@ python recipes/trainers/with_trl.py packed/demo MODEL --output_dir out --max_ste
 import sys
 
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM, AutoTokenizer, HfArgumentParser
-from transformers.utils import is_flash_attn_2_available
+from transformers.utils.import_utils import is_flash_attn_2_available
 from trl import SFTConfig, SFTTrainer
 
 from energon_pack import PackedDataset, check_trainer, guard
