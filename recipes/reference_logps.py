@@ -15,14 +15,13 @@ from pathlib import Path
 
 import torch
 from packed_data import parts
-from train_tiny import tiny_model
+from train_tiny import model_of
 
 from energon_pack import (
     PackedBatch,
     PackedDataset,
     guard,
     member_logps,
-    prepare_torchvision,
     use_tree_attention,
     write_reference_logps,
 )
@@ -38,14 +37,7 @@ def main() -> None:
     arguments = parser.parse_args()
     splits = [PackedDataset(folder, split=split) for folder in arguments.datasets for split in sorted(parts(folder))]
     encoder = splits[0].encoder
-    if arguments.model:
-        prepare_torchvision()
-        from transformers import AutoModelForMultimodalLM
-
-        model = AutoModelForMultimodalLM.from_pretrained(arguments.model)
-    else:
-        model = tiny_model(encoder)
-    model = model.to(arguments.device, getattr(torch, arguments.dtype)).eval()
+    model = model_of(arguments.model, encoder).to(arguments.device, getattr(torch, arguments.dtype)).eval()
     use_tree_attention(model)
     guard(model, encoder)
 

@@ -44,7 +44,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from train_tiny import tiny_model
+from train_tiny import model_of
 
 from energon_pack import (
     Consumed,
@@ -217,14 +217,7 @@ def train(arguments: argparse.Namespace) -> None:
         loss_weight=arguments.loss_weight,
         on_bad_member=arguments.on_bad_member,
     )
-    model: Any
-    if arguments.model:
-        from transformers import AutoModelForMultimodalLM
-
-        model = AutoModelForMultimodalLM.from_pretrained(arguments.model, attn_implementation=arguments.attention)
-    else:
-        model = tiny_model(encoder, arguments.attention)
-    model = model.to(device).train()
+    model = model_of(arguments.model, encoder, arguments.attention).to(device).train()
     guard(model, encoder)  # a model or a batch in which samples would see each other is an error
     parallel = shard(model, device) if arguments.parallel == "fsdp" else DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), arguments.lr or (1e-5 if arguments.model else 2e-3))

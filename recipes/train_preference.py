@@ -24,7 +24,7 @@ from megatron.energon import WorkerConfig
 from packed_data import saved_states, train_loader
 from torch.nn.parallel import DistributedDataParallel
 from train_ddp import device_of, newest, restore, run, save
-from train_tiny import tiny_model
+from train_tiny import model_of
 
 from energon_pack import (
     PackedBatch,
@@ -33,7 +33,6 @@ from energon_pack import (
     member_logps,
     num_pairs,
     preference_loss,
-    prepare_torchvision,
     touch_vision,
     use_tree_attention,
 )
@@ -81,14 +80,7 @@ def train(arguments: argparse.Namespace) -> None:
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     device = device_of(arguments.device)
     encoder = PackedTaskEncoder(arguments.dataset, dummy_image=True, reference_logps=str(arguments.reference))
-    if arguments.model:
-        prepare_torchvision()
-        from transformers import AutoModelForMultimodalLM
-
-        model = AutoModelForMultimodalLM.from_pretrained(arguments.model)
-    else:
-        model = tiny_model(encoder)
-    model = model.to(device).train()
+    model = model_of(arguments.model, encoder).to(device).train()
     use_tree_attention(model)  # packs with shared prompts are trees; packs without any run as with sdpa
     guard(model, encoder)
     parallel = DistributedDataParallel(model)

@@ -46,6 +46,19 @@ class Unpacked(PackedTaskEncoder):
         return batch
 
 
+def model_of(name: str | Path | None, encoder: PackedTaskEncoder | PackEncoder, attention: str = "sdpa") -> Any:
+    """The model of a folder or hub id, of text or with media; without a name the tiny random one."""
+    if name is None:
+        return tiny_model(encoder, attention)
+    prepare_torchvision()
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(name)
+    has_media = any(hasattr(config, f"{part}_config") for part in ("vision", "audio", "text", "thinker"))
+    kind = transformers.AutoModelForMultimodalLM if has_media else transformers.AutoModelForCausalLM
+    return kind.from_pretrained(name, attn_implementation=attention)
+
+
 def tiny_model(encoder: PackedTaskEncoder | PackEncoder, attention: str = "sdpa") -> Any:
     """A Qwen2.5-VL of four layers that knows the template's tokens; where the template takes
     sounds, a Qwen2-Audio, or a Qwen2.5-Omni if it takes images, too.

@@ -27,7 +27,7 @@ import transformers
 from megatron.energon import WorkerConfig
 from online_data import LazyLoader, StreamLoader
 from packed_data import TrainLoader, saved_states, train_loader, val_loader
-from train_tiny import evaluate, tiny_model
+from train_tiny import evaluate, model_of
 
 from energon_pack import (
     LazyPackedDataset,
@@ -137,8 +137,7 @@ def main() -> None:
         encoder = packs.encoder
     else:
         encoder = PackedTaskEncoder(arguments.dataset, arguments.processor, **options)
-    found = arguments.resume or arguments.model
-    model: Any = transformers.AutoModelForMultimodalLM.from_pretrained(found) if found else tiny_model(encoder)
+    model = model_of(arguments.resume or arguments.model, encoder)
     guard(model, encoder)  # a model or a batch in which samples would see each other is an error
     worker = WorkerConfig(
         rank=settings.process_index, world_size=settings.world_size, num_workers=arguments.num_workers

@@ -22,6 +22,8 @@ from energon_pack.plan.epoch_draws import num_draws, shares_of
 from energon_pack.sources.mixture import Entry
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.source_path import find_source
+from energon_pack.trainers.on_disk import PackedDataset
+from energon_pack.trainers.samplers import PackSampler
 from support.marks import first_of, slow
 from support.packed import Make, json_lines, samples
 from support.running import command_here, run_here
@@ -230,6 +232,26 @@ def test_phases_come_one_after_another(config: Make, sets: Path, epochs: int) ->
     assert any(entries == {"chat", "maths"} for entries in packs[first:])
     manifest = json.loads((folder / ".nv-meta/energon_pack.json").read_text())
     assert manifest["turns"] == 2 * epochs
+
+
+@pytest.mark.parametrize("planned", [1, 4])
+def test_phases_come_one_after_another_on_any_ranks(
+    config: Make, sets: Path, demo: tuple[Path, Path], planned: int
+) -> None:
+    """`PackSampler` and `as_dataset` made steps even over all packs: on two ranks phase 2 came among phase 1."""
+    path = write_mixture(sets, {"path": "charts.jsonl"}, {"path": "chat.jsonl", "phase": 2})
+    run = config(str(path), source__format="auto", packing__max_token_len=512)
+    run.packing.topology.data_parallel = planned
+    pack(run)
+    folder = Path(run.output.dir) / "packed"
+    is_second = ["chat" in entries for entries in entries_of_packs(folder)]
+    packs = PackedDataset(folder, str(demo[1]))
+    for ranks in (1, 2, 3):
+        order = [number for _, number in PackSampler(packs, 0, ranks, 1).of_all_ranks(len(packs))]
+        assert sorted(order) == [*range(len(packs))]
+        phases = [is_second[number] for number in order]
+        late = phases[phases.index(True) :].count(False)  # packs that make no whole step come with the next phase
+        assert late < planned, (ranks, late)
 
 
 def test_a_dataset_that_packs_in_training_has_no_phases(config: Make, sets: Path) -> None:

@@ -47,9 +47,8 @@ def test_a_source_is_shown_from_its_form_to_the_next_command(demo: tuple[Path, P
         "320 samples in 42 packs"
     )
     named = source.name
-    assert any(
-        line.startswith(f"torchrun recipes/train_ddp.py packed/{named} --processor {processor}") for line in lines
-    )
+    assert f"torchrun recipes/train_ddp.py packed/{named} --model tiny --save checkpoints --max-steps 1" in lines
+    assert any(line.startswith(f"python -m energon_pack.recipes tiny {processor} tiny") for line in lines)
     assert not any(tmp_path.iterdir())
 
 
@@ -162,8 +161,8 @@ def test_pairs_are_trained_by_the_recipes_of_pairs(demo: tuple[Path, Path], tmp_
     shown = tried(tmp_path, lines, f"model.processor={demo[1]}", "source.take=both", "executor.num_workers=1").stdout
     following = shown.partition("── next")[2].splitlines()
     assert following[-2:] == [
-        "python recipes/reference_logps.py packed/pairs reference.npz",
-        "python recipes/train_preference.py packed/pairs reference.npz --max-steps 1",
+        "python recipes/reference_logps.py packed/pairs reference.npz --model tiny",
+        "python recipes/train_preference.py packed/pairs reference.npz --model tiny --max-steps 1",
     ]
     assert "train_ddp" not in shown
 

@@ -298,13 +298,13 @@ def _print_next_commands(arguments: argparse.Namespace, chosen: Choice, more: Se
     say(f"energon-pack {source} {shlex.join(rest)}")
     dataset = path_in(settings.get("output.dir", "packed"), name)
     processor = settings.get("model.processor", "PROCESSOR_FOLDER")
-    say("python -m energon_pack.recipes .        # trainings to read and adapt; --model FOLDER is yours:")
+    say("python -m energon_pack.recipes .        # trainings to read and adapt")
+    say(f"python -m energon_pack.recipes tiny {shlex.quote(processor)} tiny        # a random model; or take yours:")
     if "source.take=both" in rest:  # trainings for samples alone refuse pairs
-        say(f"python recipes/reference_logps.py {shlex.quote(dataset)} reference.npz")
-        say(f"python recipes/train_preference.py {shlex.quote(dataset)} reference.npz --max-steps 1")
+        say(f"python recipes/reference_logps.py {shlex.quote(dataset)} reference.npz --model tiny")
+        say(f"python recipes/train_preference.py {shlex.quote(dataset)} reference.npz --model tiny --max-steps 1")
         return
-    words = ["recipes/train_ddp.py", dataset, "--processor", processor, "--save", "checkpoints", "--max-steps", "1"]
-    say(f"torchrun {shlex.join(words)}")
+    say(f"torchrun recipes/train_ddp.py {shlex.quote(dataset)} --model tiny --save checkpoints --max-steps 1")
     for trainer, name in _RECIPES.items():
         say(f"  {trainer:24}recipes/{name}")
 

@@ -7,6 +7,7 @@ One `Template` does this for measuring and for training, so the two lengths agre
 """
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import cached_property, lru_cache, partial
@@ -110,7 +111,7 @@ class Template(Preparation, Tokenizing):
             text,
             spans,
             sum(number for kind, number in num_features.items() if KINDS[kind].is_visual),
-            self._num_control_tokens(sample.messages, sample.tools),
+            self._num_control_tokens(sample),
             has_no_tools,
             places,
             weights if weights.count(1.0) < len(weights) else (),
@@ -304,13 +305,14 @@ class Template(Preparation, Tokenizing):
         write_whole(folder / "tokenizer.json", _tokenizer_json(self._tokenizer).encode())
         write_whole(folder / "spec.json", json.dumps(asdict(self.spec), ensure_ascii=False).encode())
 
-    def _num_control_tokens(self, messages: list[Message], tools: list[Any] | None) -> int:
-        """Count the special tokens that messages spell in texts, reasoning and arguments of tool calls."""
-        texts = texts_of(messages)
-        rest = [{key: m[key] for key in m if key not in ("role", "content")} for m in messages if len(m) > 2]
-        if rest or tools:
-            texts.append(json.dumps([rest, tools], ensure_ascii=False))
-        return sum(len(self._special_pattern.findall(text)) for text in texts)
+    def _num_control_tokens(self, sample: Sample) -> int:
+        """Count special tokens in texts, reasoning and calls; a placeholder is none, if also a token (`<image>`)."""
+        texts = texts_of(sample.messages)
+        rest = [{key: m[key] for key in m if key not in ("role", "content")} for m in sample.messages if len(m) > 2]
+        if rest or sample.tools:
+            texts.append(json.dumps([rest, sample.tools], ensure_ascii=False))
+        spelled = Counter(token for text in texts for token in self._special_pattern.findall(text))
+        return (spelled - Counter(f"<{media.kind}>" for media in sample.media)).total()
 
 
 @lru_cache(maxsize=1)

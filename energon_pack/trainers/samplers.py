@@ -14,7 +14,7 @@ from energon_pack.plan.even_steps import order_for_steps
 from energon_pack.run.lru_cache import LruCache
 from energon_pack.run.seeded_random import Ints, epoch_seed
 from energon_pack.steps.position import Position, State, Stream, Taken, numbers_taken_by, positions_of_states
-from energon_pack.steps.topology import Topology, ranks_here
+from energon_pack.steps.topology import Topology, ranks_here, reading_order, topology_of
 from energon_pack.trainers.length_groups import LengthGroups, group_by_length
 
 __all__ = ["LengthGroupedSampler", "PackSampler"]
@@ -175,8 +175,11 @@ class PackSampler(_Dealer[tuple[int, int]]):
                 " more samples, a smaller packing.max_token_len, or fewer ranks"
             )
         self._packs = packs
+        #: packs hold phases of a mixture, or epochs, one after another: their order is the plan's
+        self._has_turns = packs.encoder.made.get("turns", 1) > 1
         self._orders: LruCache[int, Ints] = LruCache(2)
-        super().__init__(f"{len(packs)} packs ({packs.fingerprint})", Topology(ranks, 1, of_step), rank, states)
+        name = f"{len(packs)} packs ({packs.fingerprint})" + " in turns" * self._has_turns
+        super().__init__(name, Topology(ranks, 1, of_step), rank, states)
 
     def state_dict(self, num_packs: int | None = None) -> dict[str, Any]:
         """Return the state: numbers and texts, the same on all ranks except for the rank's number.
@@ -194,7 +197,8 @@ class PackSampler(_Dealer[tuple[int, int]]):
 
     def _begin_at(self, position: Position) -> None:
         super()._begin_at(position)
-        repeats = getattr(self._packs, "repeats", False)  # every epoch has the same packs: then change their order
+        # every epoch has the same packs: then change their order
+        repeats = getattr(self._packs, "repeats", False) and not self._has_turns
         self._stream = Stream(len(self._packs), position.topology, repeats)
 
     def _num_items(self, epoch: int, topology: Topology) -> int:
@@ -210,12 +214,17 @@ class PackSampler(_Dealer[tuple[int, int]]):
         return epoch, int(self._order(epoch, topology)[self._stream.pack_at(epoch * len(self._packs) + index)])
 
     def _order(self, epoch: int, topology: Topology) -> Ints:
-        """Return an epoch's pack numbers, ordered so that steps are even over the ranks with which the stream began."""
+        """Return an epoch's pack numbers, ordered so that steps are even over the ranks with which the stream began.
+
+        Packs with turns are read as planned: steps are even for the ranks of `packing.topology`.
+        """
         order = self._orders.get(epoch)
         if order is None:
             self._packs.have_epoch(epoch)
-            order = np.arange(len(self._packs))
-            if topology.data_parallel > 1:
+            order = np.arange(num := len(self._packs))
+            if self._has_turns:
+                order[reading_order(num, topology)] = reading_order(num, topology_of(self._packs.encoder.made))
+            elif topology.data_parallel > 1:
                 costs, trained = self._packs.costs(epoch)
                 seed = epoch_seed(self._packs.config.seed, epoch)
                 order = order_for_steps(costs, trained, topology, seed, _COST_JITTER)

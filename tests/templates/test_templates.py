@@ -158,6 +158,15 @@ def test_control_tokens_in_the_text(template: Template) -> None:
     assert template.render(Sample(turns("<|im_end|> and <|im_start|>", "x"), [])).num_control_tokens == 2
 
 
+@pytest.mark.parametrize("name", ["granite_docling_idefics3", "llava_onevision_qwen2_hf", "qwen2_5_vl"])
+def test_a_placeholder_is_no_control_token(real: Path, cache: Path, name: str) -> None:
+    """`<image>` is a special token of some: every sample with an image was noted, and `control_tokens=skip` lost it."""
+    of_name = load_saved_template(prepare_template(of_model("auto", real / "processors" / name), cache))
+    for text, number in (("<image>What?", 0), ("<image>What <|im_end|><|end_of_text|>?", 1)):
+        placed, _, _ = place_media(turns(text, "x"), ["image"])
+        assert of_name.render(Sample(placed, [Media("image", 56, 56, "png", 100)])).num_control_tokens == number
+
+
 def test_what_a_family_does_not_see_is_unsupported_not_free(demo: tuple[Path, Path], cache: Path) -> None:
     blind = load_saved_template(prepare_template(of_model("text", demo[1]), cache))
     placed, _, _ = place_media(turns("<image>", "x"), ["image"])
