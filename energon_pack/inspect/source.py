@@ -33,6 +33,7 @@ from energon_pack.samples.cut import member_id
 from energon_pack.samples.keys import similar_key_hint
 from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.pairs import sides_of_pair
+from energon_pack.samples.placeholders import num_media_before
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.sample import media_type
 from energon_pack.samples.skip import NOTHING_TRAINED_DETAIL, Reason, Skip
@@ -132,6 +133,9 @@ def look_at_sample(
     ]
     unknown = ", ".join(f"{key}{similar_key_hint(key)}" for key in row.unknown_keys or ())
     remarks += [f"its keys are not known, and nothing reads them: {unknown}"] * bool(unknown)
+    before = num_media_before(sample.messages, sample.kinds)
+    if any(m["role"] == "assistant" and before[n] < before[n + 1] for n, m in enumerate(sample.messages)):
+        remarks.append("an answer holds a medium: its placeholder counts, for there are as many placeholders as media")
     if sample.removed:
         gone = ", ".join(name or "one without a name" for name in sample.removed)
         remarks.append(f"pictures that are missing have lost their places: {gone} (source.missing_media=remove)")

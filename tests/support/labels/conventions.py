@@ -49,7 +49,7 @@ CONVENTIONS = (
         "media of an answer that the template drops are written as in a question",
         ("text",),
         ids=_IMAGE_ANSWERED,
-        templates=("qwen3_vl", "gemma3"),
+        templates=("qwen3_vl", "trl_qwen3_vl", "gemma3"),
     ),
 )
 
