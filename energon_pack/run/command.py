@@ -28,8 +28,8 @@ EXIT_CODES: dict[int, str] = {
     PackError.exit_code: "refused, or wrong input: one line names the value and what to change",
     2: "an unknown option, or a missing argument: the usage is printed",
     SamplesLost.exit_code: (
-        "too much is lost: to bad data (`max_skipped`), as overlong or cut off (`packing.max_dropped_tokens`), or a"
-        " whole medium: nothing was published"
+        "too much is lost: to bad data (`max_skipped`), as overlong or cut off (`packing.max_dropped_tokens`), or"
+        " all samples of one kind of media: nothing was published"
     ),
     EXIT_INTERRUPTED: "interrupted; the same `energon-pack` command continues from the files that are there",
 }
