@@ -26,9 +26,9 @@ def refuse_pairs(packs: Any) -> None:
         raise PackError(SFT_REFUSED)
 
 
-def dataset_number(packs: Any) -> int:
-    """Return a number that another dataset, or another split, does not have."""
-    return crc32(packs.fingerprint.encode())
+def dataset_number(fingerprint: str) -> int:
+    """Return a number that a dataset, or a split, of another fingerprint does not have."""
+    return crc32(fingerprint.encode())
 
 
 class Collator:
@@ -66,7 +66,7 @@ class Collator:
         named = row[PACK_COLUMN]
         if isinstance(named, Pack):
             return named
-        if row.get(DATASET_COLUMN, mine := dataset_number(self.packs)) != mine:
+        if row.get(DATASET_COLUMN, mine := dataset_number(self.packs.fingerprint)) != mine:
             raise PackError(
                 "a row names a pack of another dataset or split than that of data_collator: give the trainer the packs"
                 " themselves, which need no collator of their own (eval_dataset=packs, not packs.as_dataset())"

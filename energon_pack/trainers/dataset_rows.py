@@ -15,7 +15,7 @@ except ModuleNotFoundError as error:
 
 from energon_pack.errors import PackError
 from energon_pack.run.seeded_random import Ints
-from energon_pack.trainers.collator import DATASET_COLUMN, EPOCH_COLUMN, PACK_COLUMN
+from energon_pack.trainers.collator import DATASET_COLUMN, EPOCH_COLUMN, PACK_COLUMN, dataset_number
 from energon_pack.training.encoded import Pack
 
 #: columns with the tokens of a pack: the name in transformers' Trainer, and the name in ms-swift
@@ -31,10 +31,11 @@ class NumberedRows(datasets.Dataset):
     """Rows `{pack, epoch, packs_of, length, lengths}`, in the order in which all ranks read them."""
 
     @classmethod
-    def from_packs(cls: type[Rows], packs: Sequence[tuple[int, int]], dataset: int, lens: Ints) -> Rows:
-        """Make rows from (epoch, number) of each pack, its dataset's number, and its number of tokens."""
+    def from_packs(cls: type[Rows], packs: Sequence[tuple[int, int]], fingerprint: str, lens: Ints) -> Rows:
+        """Make rows from (epoch, number) of each pack, its dataset's fingerprint, and its number of tokens."""
         epochs, numbers = zip(*packs, strict=True)
-        columns = {PACK_COLUMN: [*numbers], EPOCH_COLUMN: [*epochs], DATASET_COLUMN: [dataset] * len(numbers)}
+        number = dataset_number(fingerprint)
+        columns = {PACK_COLUMN: [*numbers], EPOCH_COLUMN: [*epochs], DATASET_COLUMN: [number] * len(numbers)}
         rows: Rows = cls.from_dict(columns | dict.fromkeys(LENGTH_COLUMNS, lens.tolist()))
         return rows
 

@@ -141,9 +141,9 @@ class PacksByNumber(PackDatasetBase, Dataset[Pack]):
     def as_dataset(self, epochs: int = 1, ranks: int | None = None, micro_batches: int | None = None) -> Any:
         """Return a `datasets.Dataset` whose rows name packs, in an order with even steps; `collator` reads them.
 
-        A trainer that reads it in this order (`train_sampling_strategy="sequential"`), with one pack a batch, has even
-        steps. A trainer that shuffles it still trains each pack once. Columns: `pack`, `epoch`, `packs_of` (a number of
-        the dataset), and the tokens of the pack under the names by which trainers group: `length` and `lengths`.
+        A trainer that reads one pack a batch in this order (`train_sampling_strategy="sequential"`) has even steps; one
+        that shuffles it trains each pack once, too. Columns: `pack`, `epoch`, `packs_of` (the dataset's number), and
+        the pack's tokens under the names by which trainers group: `length` and `lengths`.
 
         Args:
             epochs: epochs of packs, one after another; then train one epoch of this dataset. Each epoch of lazy packs
@@ -156,7 +156,6 @@ class PacksByNumber(PackDatasetBase, Dataset[Pack]):
         Returns:
             Each pack of all epochs once. The last packs are left out if they are fewer than `ranks`.
         """
-        from energon_pack.trainers.collator import dataset_number
         from energon_pack.trainers.samplers import PackSampler
 
         if epochs < 1:
@@ -166,7 +165,7 @@ class PacksByNumber(PackDatasetBase, Dataset[Pack]):
         num = epochs * len(self) // ranks * ranks
         packs = PackSampler(self, 0, ranks, micro_batches).of_all_ranks(num)
         lens = np.stack([self.lens(epoch) for epoch in range(epochs)])
-        return rows.NumberedRows.from_packs(packs, dataset_number(self), lens[tuple(np.array(packs).T)])
+        return rows.NumberedRows.from_packs(packs, self.fingerprint, lens[tuple(np.array(packs).T)])
 
 
 def import_numbered_rows() -> Any:

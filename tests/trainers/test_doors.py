@@ -69,7 +69,7 @@ def test_rows_that_name_no_pack_are_refused(demo_packs: PackedDataset, model: An
 
 def test_rows_of_another_split_are_refused(demo_folder: Path, demo_packs: PackedDataset, model: Any) -> None:
     """`eval_dataset=val.as_dataset()` evaluated the training packs of those numbers, and nothing said so."""
-    collate, number = demo_packs.collator(model), dataset_number(demo_packs)
+    collate, number = demo_packs.collator(model), dataset_number(demo_packs.fingerprint)
     row = rows(demo_packs)[0]
     assert torch.equal(collate([row | {"packs_of": number}])["input_ids"], collate([row])["input_ids"])
     shutil.copytree(demo_folder, other := demo_folder.parent / "other-split")
@@ -77,7 +77,7 @@ def test_rows_of_another_split_are_refused(demo_folder: Path, demo_packs: Packed
     split.write_text(split.read_text().replace("train:", "val:", 1).replace("val: []", "train: []", 1))
     of_val = PackedDataset(other, demo_packs.encoder.rules.folder, split="val")
     with pytest.raises(PackError, match=r"another dataset or split.*eval_dataset=packs"):
-        collate([row | {"packs_of": dataset_number(of_val)}])
+        collate([row | {"packs_of": dataset_number(of_val.fingerprint)}])
 
 
 def test_weights_and_other_layouts_are_refused(demo_folder: Path, demo: tuple[Path, Path], model: Any) -> None:
