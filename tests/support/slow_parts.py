@@ -36,6 +36,8 @@ PARTS = {
     "docs": "docs test_packaging test_help test_architecture test_gpu_benchmark",
     "commands": "",
 }
+#: characters of the reason of a skip
+_MOST_WORDS = 160
 #: parts whose tests use all of the machine
 _ALONE = ("kills", "clusters")
 
@@ -65,7 +67,8 @@ def run(part: str) -> dict[str, str]:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     failed = [case.get("name", "") for case in cases if {"failure", "error"} & {child.tag for child in case}]
-    reasons = Counter(child.get("message", "") for case in cases for child in case.iter("skipped"))
+    said = (" ".join(child.get("message", "").split()) for case in cases for child in case.iter("skipped"))
+    reasons = Counter(why if len(why) < _MOST_WORDS else f"{why[:_MOST_WORDS]} …" for why in said)
     words = [*failed, *(f"{number} skipped: {why}" for why, number in reasons.items())]
     if code not in (0, 1):
         words.append(f"pytest ended with {code}")

@@ -26,6 +26,9 @@ _TEXT_ALONE = (  # templates that print a list of parts, or write nothing of one
 )
 _TRAINS_HEADERS = ("trl_gptoss", "trl_deepseekv3", "trl_deepseek_r1_distill", "trl_muse_glimmer")
 _NO_HEADER = ("trl_diffusion_gemma",)
+_NEVER_BY_SWIFT = (  # in all other templates ms-swift's row shows an empty answer that is not trained
+    *("trl_cohere", "trl_cohere2", "trl_lfm2", "trl_lfm2_2_5", "trl_lfm2_2_5_vl", "trl_lfm2_v2", "trl_qwen2_5_vl"),
+)
 _IMAGE_ANSWERED = ("image_answered", "image_answered_text", "image_answered_early", "image_empty_answer", "image_both")
 CONVENTIONS = (
     Convention("the template writes no tool calls: a named skip", ("skipped",), words="leaves out the call"),
@@ -38,6 +41,7 @@ CONVENTIONS = (
     Convention("the prompt after a tool's result lacks the header, which is no label", ("labels",), (), _NO_HEADER),
     Convention("generation stops at the token that begins the next turn", ("labels",), templates=("trl_glm4moe",)),
     Convention("media of an answer, and what frames them, are never labels", ("labels",), ids=_IMAGE_ANSWERED),
+    Convention("an empty answer is not trained, as in ms-swift", ("labels",), ids=("c11",), templates=_NEVER_BY_SWIFT),
     Convention(
         "of an answer, the template writes the first part alone: a named skip",
         ("skipped",),
