@@ -176,7 +176,7 @@ class PackSampler(_Dealer[tuple[int, int]]):
             )
         self._packs = packs
         #: packs hold phases of a mixture, or epochs, one after another: their order is the plan's
-        self._has_turns = packs.encoder.made.get("turns", 1) > 1
+        self._has_turns = hasattr(packs, "encoder") and packs.encoder.made.get("turns", 1) > 1
         self._orders: LruCache[int, Ints] = LruCache(2)
         name = f"{len(packs)} packs ({packs.fingerprint})" + " in turns" * self._has_turns
         super().__init__(name, Topology(ranks, 1, of_step), rank, states)
