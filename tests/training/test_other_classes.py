@@ -216,7 +216,7 @@ def test_a_leak_between_sounds_is_caught(tmp_path: Path) -> None:
         model = make(config).float().train()
         guard(model, encoder)
         batch = next(batch for batch in loader(tmp_path / "packed", encoder) if len(batch["sample_ids"][0]) > 1)
-        with pytest.raises(MixingError, match="other media move") if leaks else nullcontext():
+        with pytest.raises(MixingError, match="other words and media move") if leaks else nullcontext():
             model(**batch.model_inputs(model))
 
 
