@@ -90,7 +90,8 @@ def test_pixels_are_those_of_the_packing_or_refused(
         elif refused:
             assert f"with transformers {version}, and {dataset} was packed with" in refused
         else:
-            _assert_same(np.load(tmp_path / "made.npz"), dataset)
+            with np.load(tmp_path / "made.npz") as made:
+                _assert_same(made, dataset)
 
 
 def _assert_same(made: "np.lib.npyio.NpzFile", dataset: Path) -> None:
