@@ -112,7 +112,7 @@ def run(argv: Sequence[str], limit: float) -> tuple[str, str]:
 
 
 def run_all(parts: Sequence[tuple[Part, Sequence[str]]], page: Path, times: float = 1) -> int:
-    """Run each part, and add its result to the page as it ends; the number of those that failed."""
+    """Run each part, and add its result to the page as it ends; return how many failed."""
     failed, start = [], time.monotonic()
 
     def write(text: str) -> None:

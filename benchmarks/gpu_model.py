@@ -167,7 +167,7 @@ def demo_records(folder: Path) -> list[dict[str, Any]]:
 
 
 def sources_of(folder: Path, real: Path | None, family: str) -> tuple[list[str], str]:
-    """Sources of a family, and a processor: real ones, or those of the demo."""
+    """Return paths of sources for a family, and a processor's folder: of the real sets in `real`, or of the demo."""
     is_text = family == "qwen3"
     if real is not None:
         names = [name for name in REAL_SETS if not is_text or name.startswith("text")]

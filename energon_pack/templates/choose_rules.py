@@ -86,9 +86,7 @@ class TemplateChoice:
             lines.append(f"model.template={asked} is not exact for this processor ({why}); {self.template} is taken")
         elif asked == AUTO:
             counts = ", ".join(f"{number} {_KIND_NOUNS[kind]}" for kind, number in self.num_compared.items())
-            lines.append(
-                f"tokens of media are those of {self.processor} in {counts}, by model.template={self.template}"
-            )
+            lines.append(f"model.template={self.template} counts media as {self.processor} does: tried with {counts}")
         if not self.ends_answers:
             warning = "the chat template writes no token that ends an answer: the model is never trained to stop"
             lines.append(f"{warning} (labels.final_end=TOKEN adds one behind a last answer, model.chat_template)")

@@ -263,12 +263,12 @@ def test_what_is_left_out_is_said_once_in_words() -> None:
     )
     assert alone.lines("auto") == [
         "videos of KimiProcessor can't be measured: no such token",
-        "tokens of media are those of KimiProcessor in 50 images, by model.template=kimi",
+        "model.template=kimi counts media as KimiProcessor does: tried with 50 images",
     ]
     several = TemplateChoice("internvl", "P", {"image": 50, "video": 5}, {"uneven": "stack expects equal sizes"})
     assert several.lines("auto") == [
         "videos of several lengths in one sample of P can't be measured: stack expects equal sizes",
-        "tokens of media are those of P in 50 images, 5 videos, by model.template=internvl",
+        "model.template=internvl counts media as P does: tried with 50 images, 5 videos",
     ]
 
 

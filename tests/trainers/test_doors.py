@@ -67,12 +67,14 @@ def test_rows_that_name_no_pack_are_refused(demo_packs: PackedDataset, model: An
         demo_packs.collator(model)(["text"])
 
 
-def test_rows_of_another_split_are_refused(demo_folder: Path, demo_packs: PackedDataset, model: Any) -> None:
+def test_rows_of_another_split_are_refused(
+    demo_folder: Path, demo_packs: PackedDataset, model: Any, tmp_path: Path
+) -> None:
     """`eval_dataset=val.as_dataset()` evaluated the training packs of those numbers, and nothing said so."""
     collate, number = demo_packs.collator(model), dataset_number(demo_packs.fingerprint)
     row = rows(demo_packs)[0]
     assert torch.equal(collate([row | {"packs_of": number}])["input_ids"], collate([row])["input_ids"])
-    shutil.copytree(demo_folder, other := demo_folder.parent / "other-split")
+    other = Path(shutil.copytree(demo_folder, tmp_path / "packed"))
     split = other / ".nv-meta/split.yaml"
     split.write_text(split.read_text().replace("train:", "val:", 1).replace("val: []", "train: []", 1))
     of_val = PackedDataset(other, demo_packs.encoder.rules.folder, split="val")
