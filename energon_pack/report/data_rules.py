@@ -268,7 +268,7 @@ def image_sizes(figures: Figures) -> Iterator[Remark]:
             f" image may have, {images.most:,}",
             "details are lost for the model"
             + (": of so few tokens no text can be read" if images.most <= _FEW_IMAGE_TOKENS else ""),
-            "a larger model.max_pixels, or none; media.image",
+            "a larger model.max_pixels or number of tiles (model.processor_kwargs), or none; media.image",
             changes_lengths=True,
             sample="most_visual",
         )

@@ -13,6 +13,7 @@ from energon_pack.errors import PackError, one_line
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.templates.build import build
 from energon_pack.templates.families import ASKING_FAMILIES, AUTO, family_of
+from energon_pack.templates.families.rules import ProcessorSettings
 from energon_pack.templates.folder import PROCESSOR_FILES, has_media_parts, processor_class, settings_in
 from energon_pack.templates.full_processor import (
     full_processor,
@@ -41,6 +42,8 @@ _KINDS_WITHIN = {
 }
 
 _SETTINGS_FILES = (*PROCESSOR_FILES, "video_preprocessor_config.json", "config.json", "special_tokens_map.json")
+#: arguments of a processor that limit the size of an image
+_PIXEL_LIMITS = ("min_pixels", "max_pixels")
 #: inputs of a forward through which images reach the text other than as tokens, so that nothing keeps packs apart
 _UNPACKABLE_INPUTS = {
     "cross_attention_mask": "reads images by cross-attention",
@@ -155,6 +158,8 @@ def choose_template(settings: TemplateSettings, folder: Path) -> tuple[Template,
                 raise PackError(f"{where}: its full processor can't be asked: {one_line(error, 160)}") from None
             return template, TemplateChoice(name, note=f"not compared with the full processor: {one_line(error, 160)}")
         full = full_processor(template.spec.processor)
+        if not candidates[1:]:
+            refuse_unread_pixel_limits(template.spec.processor, where)
         kinds = candidates[0].outcomes.keys() - {"text"}
         if name == AUTO:
             kinds = sample_kinds_of(kind for kind in KINDS if processor_part(full, kind) is not None)
@@ -235,6 +240,28 @@ def refuse_other_class(expected: str | None, folder: Path, where: str) -> None:
             f"{where} is a {name}, and this model has a {expected}: +model={model_name_of(name)} packs with it, and"
             " model.processor_class=null takes it all the same"
         )
+
+
+def refuse_unread_pixel_limits(processor: ProcessorSettings, where: str) -> None:
+    """Raise PackError if a processor's parts for media are the same with another pixel limit than the one given.
+
+    `from_pretrained` drops an argument that the processor's class does not have, and says nothing.
+    """
+    for name in _PIXEL_LIMITS:
+        if (value := processor.kwargs.get(name)) is None:
+            continue
+        other = replace(processor, kwargs={**processor.kwargs, name: 2 if value == 1 else 1})
+        if _media_settings(processor) == _media_settings(other):
+            remedy = "media=resize_max_pixels media.max_pixels=N shrinks images before it sees them"
+            raise PackError(
+                f"model.{name}={value}: {where} is a {type(full_processor(processor)).__name__}, which has no such"
+                f" setting{f': {remedy}' if name == 'max_pixels' else ', and would go on without it: take it out'}"
+            )
+
+
+def _media_settings(processor: ProcessorSettings) -> list[dict[str, Any]]:
+    full = full_processor(processor)
+    return [part.to_dict() for kind in KINDS if (part := processor_part(full, kind)) is not None]
 
 
 def refuse_unpackable(folder: Path, where: str) -> None:

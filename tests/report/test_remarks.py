@@ -178,4 +178,6 @@ def test_a_length_that_would_do_is_named() -> None:
     (remark,) = remarks(
         figures(report=overlong(30, 150_000), overlong_loss=OverlongLoss("image"), length_trials=longer)
     )
-    assert remark.knob.startswith("smaller images (model.max_pixels), or packing.max_token_len=32768")
+    assert remark.knob.startswith(
+        "smaller images (model.max_pixels or media=resize_max_pixels), or packing.max_token_len=32768"
+    )

@@ -16,12 +16,13 @@ from energon_pack.templates.build import build
 from energon_pack.templates.choose_rules import TemplateChoice
 from energon_pack.templates.families.qwen_vl import QwenVL
 from energon_pack.templates.families.rules import positive_int
+from energon_pack.templates.full_processor import quiet_transformers
 from energon_pack.templates.identity import UNEVEN_VIDEOS
 from energon_pack.templates.processor import choice_of, load_template, prepare_template
 from energon_pack.templates.trial import Trial
 from support.marks import first_of
 from support.models import of_model
-from support.processors import change, glm4v, llava_next, ovis2, pixtral, template_of, write_tokenizer
+from support.processors import change, glm4v, llava_next, ovis2, paddleocr_vl, pixtral, template_of, write_tokenizer
 from support.remote import CODE, write_remote
 from support.running import need_torchvision, run_alone, run_here
 
@@ -185,6 +186,26 @@ def test_settings_that_break_it_are_refused(folder: Path, name: str) -> None:
     model, words = GIVEN[name]
     line = refused(folder, **model)
     assert all(word in line for word in words), line
+
+
+@pytest.mark.parametrize("write", [glm4v, llava_next, ovis2, paddleocr_vl, pixtral])
+@pytest.mark.parametrize("name", ["max_pixels", "min_pixels"])
+def test_a_pixel_limit_that_counts_for_nothing_is_refused(
+    tmp_path: Path, write: Callable[[Path], Path], name: str
+) -> None:
+    """`from_pretrained` drops it: `model.max_pixels` was taken, and each image kept its tokens."""
+    need_torchvision()
+    folder, limit = write(tmp_path / "processor"), 28 * 28 * 8
+    sizes = [Media("image", side, side) for side in (28, 1120)]
+    given: list[dict[str, Any]] = [{}, {name: limit}]
+    with quiet_transformers():  # a class warns that its next version has another name for it
+        rules = [build(of_model("shapes", folder, **one), folder).rules for one in given]
+        seen = [[each.expand(size, []) for size in sizes] for each in rules]
+    if seen[0] == seen[1]:
+        assert f"model.{name}={limit}: " in refused(folder, **{name: limit})
+        assert "has no such setting" in refused(folder, processor_kwargs={name: limit})
+    else:
+        load_template(of_model("auto", folder, **{name: limit}))
 
 
 @pytest.mark.parametrize("name", REMOTE)
