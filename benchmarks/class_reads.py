@@ -24,9 +24,9 @@ from gpu_exact import true_fp32
 from gpu_stalls import reads_in
 
 from energon_pack.training.masks import BOUNDARY_MARK, tower_inputs_in
-from energon_pack.training.probe_batches import new_probe
+from energon_pack.training.probe_batches import probe_of_rows
 from energon_pack.training.small_model import small_model
-from energon_pack.training.tower import find_tower, logits_and_gradients, try_tower
+from energon_pack.training.tower import logits_and_gradients, tower_input_maker_of, try_tower
 
 NUM_IMAGES = 22
 Row = dict[str, Any]
@@ -45,11 +45,11 @@ def row_of(one: Named, device: str) -> Row:
         given = [member for member in members(one, model.cpu(), True) if member.media]
         if not given:
             return {**row, "why": "its image processor gives nothing that the model takes"}
-        batch = new_probe(model, [(given * NUM_IMAGES)[:NUM_IMAGES]], "positions").batch
+        batch = probe_of_rows(model, [(given * NUM_IMAGES)[:NUM_IMAGES]], "positions").batch
         model = model.to(device)
         inputs = batch.to(device).model_inputs(model, labels=False)
         row["plain"] = dict(reads_in(model, inputs))
-        tower = find_tower(model)
+        tower = tower_input_maker_of(model)
         if tower is None:
             return row
         values = tower_inputs_in(tower(batch))

@@ -100,7 +100,7 @@ class Padded(PackedTaskEncoder):
 
     @stateless
     def encode_sample(self, sample: Any) -> EncodedPack:
-        members = [self.members.encode(member) for member in inputs_of(sample)]
+        members = [self.members.encode_alone(member) for member in inputs_of(sample)]
         pack: EncodedPack = EncodedPack.derive_from(sample, members=members, media={}, dropped=[])
         return pack
 

@@ -22,7 +22,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.prepared import media_inputs, prepared_media
+from energon_pack.samples.media.prepared import prepared_media, processor_arguments
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.media.requested import with_requested_settings
 from energon_pack.samples.media.streams import decode_audio, resampled_length
@@ -136,7 +136,9 @@ def compared(name: str, write: Callable[[Path], Path], media: str, clips: list[t
                     full,
                     template,
                     sample,
-                    media_inputs(template.input_rules, prepared_media(template.input_rules, template.seen(of), files)),
+                    processor_arguments(
+                        template.input_rules, prepared_media(template.input_rules, template.seen(of), files)
+                    ),
                 )
             except Exception as error:  # the class refuses the sample
                 truth = None

@@ -187,7 +187,7 @@ def one_pack(dataset: Path, processor: str) -> None:
     encoder.members.media_processor = lambda *_: ready  # type: ignore[assignment]
     without = best(tokens_and_layout)
     with_pixels = best(lambda: pixels(given([[decode_image(d) for d in member] for member in data])), 3)
-    process = pixels._call._loaded[0].image_processor
+    process = pixels._call._processors[0].image_processor
     alone = best(lambda: process([decode_image(d) for member in data for d in member], return_tensors="pt"), 3)
     num_images = sum(map(len, data))
     share = alone / with_pixels

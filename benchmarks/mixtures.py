@@ -27,11 +27,11 @@ from rich.table import Table
 from energon_pack.dataset.files import PlanFile
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import read_manifest
-from energon_pack.dataset.ordered import OrderedDataset, train_members
+from energon_pack.dataset.ordered import DatasetOfOrder, read_train_members
 from energon_pack.loading import train_arguments
 from energon_pack.loading.in_order import PacksInOrder
 from energon_pack.order import main as order
-from energon_pack.plan.epoch_draws import draw_samples, mixture_figures
+from energon_pack.plan.epoch_draws import apply_epochs_and_mixture, mixture_figures
 from energon_pack.plan.existing_packs import packs_of_sizes
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.packs import costs_of_packs
@@ -102,8 +102,8 @@ class Packs:
     def __init__(self, parts: dict[str, Path], by_entry: bool):
         manifests = [read_manifest(path) for path in parts.values()]
         pairs = zip(parts.items(), manifests, strict=True)
-        found = [OrderedDataset(name, DatasetFolder(path), str(path), manifest) for (name, path), manifest in pairs]
-        items, sizes, of_pack = train_members(found)
+        found = [DatasetOfOrder(name, DatasetFolder(path), str(path), manifest) for (name, path), manifest in pairs]
+        items, sizes, of_pack = read_train_members(found)
         packs = packs_of_sizes(sizes)
         costs = costs_of_packs(items, packs, CostModel.from_json(manifests[0]["cost"]))
         self.costs = costs, packs.per_pack(items.num_supervised)
@@ -117,7 +117,7 @@ class Packs:
         np.add.at(self.trained, (pack, of_pack[pack] if of_member is None else of_member), items.num_supervised)
 
     @staticmethod
-    def _rows(part: OrderedDataset, is_part: bool) -> Iterator[tuple[str, str, str]]:
+    def _rows(part: DatasetOfOrder, is_part: bool) -> Iterator[tuple[str, str, str]]:
         for packs, shards in PlanFile(part.folder).columns("pack", "shard"):
             for pack, shard in zip(packs, shards, strict=True):
                 yield part.path if is_part else "", pack, shard
@@ -155,7 +155,7 @@ def plan_again(num: int) -> None:
         start = time.process_time()
         lengths = Lengths(measured, scratch=Scratch(Path(folder)))
         read = time.process_time()
-        lengths, entry_shares = draw_samples(lengths, mixture, packing, 0)
+        lengths, entry_shares = apply_epochs_and_mixture(lengths, mixture, packing, 0)
         drawn = time.process_time()
         plan = plan_packs(lengths.items, packing, 0, cost, lengths.scratch)
         planned = time.process_time()

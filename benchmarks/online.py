@@ -132,7 +132,9 @@ def energon(samples: list[Costed], packing: PackingConfig, buffer_size: int, kee
         taken += len(some)
         ages = [taken - 1 - number for number, _ in waiting]
         measured = [of for _, of in waiting]
-        chosen = measuring.choose(measured, [0] * len(waiting), ages, at_end=not keep or len(waiting) < buffer_size)
+        chosen = measuring.choose_packs(
+            measured, [0] * len(waiting), ages, at_end=not keep or len(waiting) < buffer_size
+        )
         packs += len(chosen)
         gone = {i for pack in chosen for i in pack}
         waiting = [sample for i, sample in enumerate(waiting) if i not in gone]

@@ -92,7 +92,7 @@ def ours(model: Path, pairs: Path, length: int, share: str) -> list[Row]:
         encoded = packs[number]
         batch, columns = packs.collate([encoded]), EncodedMembers.of(encoded.members).tokens
         shared = [0] * len(columns) if columns.shared_lens is None else columns.shared_lens.tolist()
-        assert batch["num_tokens"] == columns.num_own
+        assert batch["num_tokens"] == columns.num_tokens_in_row
         grids = batch["image_grid_thw"].tolist() if "image_grid_thw" in batch else []
         of_pack = {"sequences": columns.lens.tolist(), "shared": shared, "grids": grids}
         batches.append(of_pack | {"pairs": len(batch["preference_pairs"])})

@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from energon_pack.samples.media.arguments import PreparedMedia
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.prepared import media_inputs
+from energon_pack.samples.media.prepared import processor_arguments
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.media.streams import decode_audio, resampled_length
 from energon_pack.samples.skip import Skip
@@ -191,7 +191,7 @@ def compared(name: str, write: Callable[[Path], Path], sounds: list[tuple[Media,
             start = time.process_time()
             try:
                 truth: list[int] | None = full_processor_ids(
-                    full, template, sample, media_inputs(template.input_rules, media)
+                    full, template, sample, processor_arguments(template.input_rules, media)
                 )
             except Exception:  # any class of any processor may be behind it
                 truth = None

@@ -72,7 +72,7 @@ class Samples:
         self.rows = packs.as_dataset().select(range(min(num_packs, len(packs))))
         read = [member for number in self.rows["pack"] for member in packs.members(0, number)]
         self.members = [member for member in read if isinstance(member, MemberInput)]
-        tokens = [packs.encoder.members.encode(member).tokens for member in self.members]
+        tokens = [packs.encoder.members.encode_alone(member).tokens for member in self.members]
         self.lens = [len(one) for one in tokens]
         self.texts = {
             "input_ids": [one.ids.tolist() for one in tokens],
@@ -81,7 +81,7 @@ class Samples:
 
     def padded(self, rows: list[dict[str, int]]) -> dict[str, Any]:
         """Return a batch as a trainer's own collator makes it: rows padded to the longest, with a mask."""
-        encoded = [self.packs.encoder.members.encode(self.members[row["sample"]]) for row in rows]
+        encoded = [self.packs.encoder.members.encode_alone(self.members[row["sample"]]) for row in rows]
         pad = torch.nn.utils.rnn.pad_sequence
         ids = [one.tokens.ids for one in encoded]
         media: dict[str, list[torch.Tensor]] = {}

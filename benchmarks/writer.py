@@ -37,7 +37,7 @@ from energon_pack.dataset.plan_schema import PLAN_SCHEMA
 from energon_pack.dataset.shards import ShardJob, WrittenShard, write_shard
 from energon_pack.lengths.kept_tokens import TokenWriter
 from energon_pack.run.executors.local import LocalExecutor
-from energon_pack.run.plain_data import node_of
+from energon_pack.run.plain_data import dataclass_from_plain
 from energon_pack.samples.flavors import DEFAULT_FLAVOR
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.sample import MediaPart
@@ -79,7 +79,7 @@ def make_source(folder: Path) -> None:
 def make_template(folder: Path) -> str:
     """Return a folder with the template of the demo's processor."""
     _, processor = make_demo(folder / "demo")
-    model = node_of(ModelConfig, {**read_model("qwen2_5_vl"), "processor": str(processor)})
+    model = dataclass_from_plain(ModelConfig, {**read_model("qwen2_5_vl"), "processor": str(processor)})
     return prepare_template(TemplateSettings(model), folder / "cache")
 
 

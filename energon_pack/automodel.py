@@ -208,10 +208,10 @@ def check_automodel(recipe: Any) -> None:
             raise PackError(f"distributed.{name}={size}: packs were not tried with it; set 1")
     for loader in filter(None, (recipe.dataloader, recipe.val_dataloader)):
         if isinstance(loader.dataset, PackRows):
-            check_models(recipe.model_parts, loader.dataset)
+            check_members_kept_apart(recipe.model_parts, loader.dataset)
 
 
-def check_models(models: Sequence[Any], rows: PackRows) -> None:
+def check_members_kept_apart(models: Sequence[Any], rows: PackRows) -> None:
     """Raise PackError if Automodel's models (`model_parts`) do not keep the members of this dataset's packs apart."""
     packing = import_module("nemo_automodel.components.models.common.packing")
     if not hasattr(packing, "configure_packing_for_models"):

@@ -30,7 +30,7 @@ from energon_pack.config.hydra_start import find_plugins, parsed_arguments
 from energon_pack.config.naming import is_in_name_hash, output_name
 from energon_pack.config.validate import to_config
 from energon_pack.errors import PackError, refuse_password
-from energon_pack.report.sweep_folder import SweepJob, forget_sweep, sweep_folder
+from energon_pack.report.sweep_folder import SweepJobFile, forget_sweep, sweep_folder
 from energon_pack.run.command import (
     EXIT_CODES,
     EXIT_INTERRUPTED,
@@ -86,11 +86,11 @@ def _run_job(composed: DictConfig, refusals: _Refusals) -> float:
             raise PackError("+model takes one model; sweep over several with -m +model=A,B")
         config = to_config(composed)
         config.output.name = config.output.name or output_name(
-            config, _default_config(composed), _swept_places(config.source, config.model)
+            config, _default_config(composed), _swept_source_and_processor(config.source, config.model)
         )
-        if sweep and (first := sweep.find_same_job(*_place_and_settings(config))) is not None:
+        if sweep and (first := sweep.claim_or_find_same_job(*_place_and_settings(config))) is not None:
             say(f"job {HydraConfig.get().job.num}: the same as job {first}")
-            return _objective(config, sweep.read_figures(first))
+            return _objective(config, sweep.read_figures_of(first))
         figures = _pack(config, sweep, refusals.is_first_process)
         return _objective(config, figures) if sweep else math.nan
     except BrokenPipeError:
@@ -113,7 +113,7 @@ def _objective(config: PackConfig, figures: Mapping[str, Any]) -> float:
     return objective_of(figures, config.report.objective.value, config.packing.max_dropped_tokens)
 
 
-def _pack(config: PackConfig, sweep: SweepJob | None, is_here: bool) -> Mapping[str, Any]:
+def _pack(config: PackConfig, sweep: SweepJobFile | None, is_here: bool) -> Mapping[str, Any]:
     """Pack, and record the result for the sweep; return the figures."""
     from energon_pack.config.output_dir import OutputPlace
     from energon_pack.pack import pack
@@ -176,7 +176,7 @@ def main() -> NoReturn:
         print(f"energon-pack {VERSION}")
         sys.exit(0)
     if sys.argv[1:2] in (["--help"], ["-h"]) and sys.argv[2:]:
-        _show_settings(sys.argv[2:])
+        _print_setting_help(sys.argv[2:])
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in _MULTIRUN)  # argparse wants these first
     prepare_process()
     forget_sweep()
@@ -214,7 +214,7 @@ def _run_tool(name: str) -> NoReturn:
     raise AssertionError(f"energon_pack.{name} ends with an exit code")
 
 
-def _show_settings(keys: Sequence[str]) -> NoReturn:
+def _print_setting_help(keys: Sequence[str]) -> NoReturn:
     """Print what settings mean, or which key is unknown, and exit."""
     from energon_pack.config.reference import help_lines
 
@@ -226,12 +226,12 @@ def _show_settings(keys: Sequence[str]) -> NoReturn:
     sys.exit(0)
 
 
-def _sweep_job() -> SweepJob | None:
+def _sweep_job() -> SweepJobFile | None:
     """Return this job of a sweep; None: this is a single run."""
     folder, hydra_config = sweep_folder(), HydraConfig.get()
     if hydra_config.mode is not RunMode.MULTIRUN or folder is None:
         return None
-    return SweepJob(folder, hydra_config.job.num, list(hydra_config.overrides.task))
+    return SweepJobFile(folder, hydra_config.job.num, list(hydra_config.overrides.task))
 
 
 def _end_sweep() -> None:
@@ -278,7 +278,7 @@ def _default_config(ours: DictConfig) -> PackConfig:
     about = HydraConfig.get()
     overrides = OverridesParser.create().parse_overrides(list(about.overrides.task))
     is_ours = about.job.config_name == "config" and all(map(_keeps_the_name, overrides))
-    composed = copy.deepcopy(ours) if is_ours else _composed_defaults()
+    composed = copy.deepcopy(ours) if is_ours else _compose_without_overrides()
     with flag_override(composed, ["readonly", "struct"], False):
         composed.pop("hydra", None)
         if ours.model.name in packaged_models():  # a user's own YAML may build upon this one, and keep its name
@@ -298,10 +298,14 @@ def _keeps_the_name(override: Override) -> bool:
     )  # what a mapping holds is not asked, such as the entries of a mixture
 
 
-def _composed_defaults() -> DictConfig:
+def _compose_without_overrides() -> DictConfig:
     choices = HydraConfig.get().runtime.choices
     groups = [group for group in choices if "/" not in group and "@" not in group]
-    in_list = {group for entry in OmegaConf.load(conf_dir() / "config.yaml").defaults for group in _groups_of(entry)}
+    in_list = {
+        group
+        for entry in OmegaConf.load(conf_dir() / "config.yaml").defaults
+        for group in _groups_in_defaults_entry(entry)
+    }
     overrides = [f"{'' if group in in_list else '+'}{group}={choices[group]}" for group in groups]
     composed: DictConfig = GlobalHydra.instance().config_loader().load_configuration("config", overrides, RunMode.RUN)
     return composed
@@ -319,12 +323,12 @@ def _job_name() -> str:
     return " ".join([f"job {config.job.num}", *of_sweep])
 
 
-def _groups_of(entry: Any) -> list[str]:
+def _groups_in_defaults_entry(entry: Any) -> list[str]:
     """Return the groups of one line of a defaults list."""
     return [str(group) for group in entry] if isinstance(entry, DictConfig) else []
 
 
-def _swept_places(source: SourceConfig, model: ModelConfig) -> dict[str, str]:
+def _swept_source_and_processor(source: SourceConfig, model: ModelConfig) -> dict[str, str]:
     """Return the sources and processors that this sweep is over: no content settings, and yet they change the data."""
     values = {"source.path": str(source.path), "model.processor": str(model.processor)}
     return {key: values[key] for key in os.environ.get(_SWEPT_KEYS_VARIABLE, "").split() if key in values}

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from energon_pack.dataset.folder import DatasetFolder, datasets_of_order
-from energon_pack.dataset.ordered import OrderedDataset, train_members, write_order_folder
+from energon_pack.dataset.ordered import DatasetOfOrder, read_train_members, write_order_folder
 from energon_pack.errors import PackError, amount
 from energon_pack.metadataset import BlendEntry, read_entry, refuse_incompatible, relative_path
 from energon_pack.plan.epoch_draws import MANY_EPOCHS, EntryShare, shares_of
@@ -46,8 +46,8 @@ def order_packs(
         relative: write the datasets' paths relative to `out`.
     """
     _refuse_incompatible(entries)
-    parts = _ordered_datasets(entries, out if relative else None)
-    items, sizes, entry_of = train_members(parts)
+    parts = _as_ordered_datasets(entries, out if relative else None)
+    items, sizes, entry_of = read_train_members(parts)
     packs, cost = packs_of_sizes(sizes), CostModel.from_json(entries[0].manifest["cost"])
     trained = packs.per_pack(items.num_supervised)
     asked = [
@@ -61,7 +61,7 @@ def order_packs(
     write_order_folder(Path(out), parts, order, asdict(topology), len(counts))
     _print_shares(shares, np.bincount(entry_of[order], trained[order], len(parts)))
     if topology.has_steps:
-        _print_steps(items, packs, order, topology, cost)
+        _print_step_evenness(items, packs, order, topology, cost)
     say(f"written: {out}, an order of {amount(len(order), 'pack')} of {amount(len(parts), 'dataset')}")
 
 
@@ -79,7 +79,7 @@ def _refuse_incompatible(entries: list[BlendEntry]) -> None:
         raise PackError(f"{nested} is an order itself: name the datasets that it is of")
 
 
-def _ordered_datasets(entries: list[BlendEntry], start: str | None) -> list[OrderedDataset]:
+def _as_ordered_datasets(entries: list[BlendEntry], start: str | None) -> list[DatasetOfOrder]:
     """Return the datasets with distinct names (the folder's name, numbered if two are equal) and their paths.
 
     `start`: the folder that paths are relative to; None: absolute paths.
@@ -90,7 +90,7 @@ def _ordered_datasets(entries: list[BlendEntry], start: str | None) -> list[Orde
         name = entry.folder.name
         path = entry.folder.energon_path if start is None else relative_path(entry.folder, start)
         parts.append(
-            OrderedDataset(name if times[name] == 1 else f"{name}-{number}", entry.folder, path, entry.manifest)
+            DatasetOfOrder(name if times[name] == 1 else f"{name}-{number}", entry.folder, path, entry.manifest)
         )
     return parts
 
@@ -103,7 +103,7 @@ def _print_shares(shares: list[EntryShare], tokens: np.ndarray) -> None:
         say(f"{share.name}: {part}{asked}, each pack {share.epochs:.2f} times{often}")
 
 
-def _print_steps(items: Items, packs: PackPlan, order: Ints, topology: Topology, cost: CostModel) -> None:
+def _print_step_evenness(items: Items, packs: PackPlan, order: Ints, topology: Topology, cost: CostModel) -> None:
     costs, trained = costs_of_packs(items, packs, cost), packs.per_pack(items.num_supervised)
     read = order[reading_order(len(order), topology)]
     spread = evenness_figures(costs, trained, topology.data_parallel, topology.micro_batches, read)

@@ -20,10 +20,10 @@ from typing import Any
 from energon_pack.config import Format, PackConfig, Stage
 from energon_pack.config.stage_settings import StageSettings
 from energon_pack.dataset.destination import refuse_other_dataset
-from energon_pack.dataset.energon_check import cache_key_of, import_energon
+from energon_pack.dataset.energon_check import cache_key_of, import_energon_if_needed
 from energon_pack.dataset.files import LEDGER
 from energon_pack.dataset.in_folder import DatasetInFolder
-from energon_pack.dataset.publish_limits import refuse_future_loss, why_unpublished
+from energon_pack.dataset.publish_limits import refuse_unpublishable_plan, why_unpublished
 from energon_pack.dataset.skipped_file import ledger_entries, write_ledger
 from energon_pack.lengths import audit
 from energon_pack.lengths.measure import check_unchanged, dropping_wrong_lengths
@@ -77,10 +77,10 @@ def pack(config: PackConfig, job: str = "") -> dict[str, Any]:
             return write_part(places.output.destination, expected, part or Part(0, 1), settings.shards, workshop)
         if part is not None:
             return measuring.measure_part(places.source, part, settings.method, settings.lengths, workshop)
-        return _pack(settings, places, format_is_guessed, workshop)
+        return _run_stages(settings, places, format_is_guessed, workshop)
 
 
-def _pack(settings: StageSettings, places: Places, format_is_guessed: bool, workshop: Workshop) -> dict[str, Any]:
+def _run_stages(settings: StageSettings, places: Places, format_is_guessed: bool, workshop: Workshop) -> dict[str, Any]:
     """Run the stages in a row up to the one that the run ends with.
 
     Args:
@@ -93,7 +93,7 @@ def _pack(settings: StageSettings, places: Places, format_is_guessed: bool, work
         num_samples = sum(item.num_rows for item in indexed)
         say(f"read as: {source_line(source, num_samples)}")
     method = measuring.prepare_method(settings.method, workshop)
-    for line in method.lines(settings.method.template.model.template):
+    for line in method.template_lines(settings.method.template.model.template):
         say(line)
     measured = measuring.measure_source(source, indexed, method, settings.lengths, workshop)
     run_report = RunReport(end, places.processor, measured.lengths, measured.num_repeated, measured.method, workshop)
@@ -125,12 +125,12 @@ def _end_with_plan(
     pages.write_page(output.page, run_report, ledger_entries(planned.lengths, planned.plan, end.packing), refusal)
     if refusal is None and (output.may_overwrite or output.destination.is_free()):  # else nothing could be published
         with _staging(output.destination, planned.identity, expected, end.output.overwrite) as staging:
-            output.destination.begin(staging, planned.identity, 0, output.may_overwrite)
+            output.destination.begin_writing(staging, planned.identity, 0, output.may_overwrite)
             writing.write_plan_file(planned, staging, settings.shards.prefix)
             refusal_of_dataset = why_unpublished(planned.report, end.max_skipped, end.packing)
             write_job_files(planned, expected, staging, refusal_of_dataset)
     print_stages(workshop.progress)
-    refuse_future_loss(refusal, output.page, planned.report)
+    refuse_unpublishable_plan(refusal, output.page, planned.report)
     return planned.report.to_json()
 
 
@@ -140,7 +140,7 @@ def _staging(destination: DatasetInFolder, identity: str, expected: ExpectedPlan
     check = partial(refuse_other_plan, destination, expected.settings, overwrite)
     with (
         naming_full_disk("output.dir", destination.final.parent),
-        destination.staging(identity, check) as staging,
+        destination.open_staging(identity, check) as staging,
     ):
         yield staging
 
@@ -164,14 +164,16 @@ def _write_and_publish(
         write_ledger(staging / LEDGER, lengths, planned.plan, end.packing)
         if refusal:
             pages.write_page_and_raise(destination.final, run_report, refusal, planned.report, staging / LEDGER)
-        destination.begin(staging, planned.identity, num_bytes or 0, output.may_overwrite)
+        destination.begin_writing(staging, planned.identity, num_bytes or 0, output.may_overwrite)
         jobs = partial(writing.shard_jobs, planned, staging, settings.shards, workshop)
         writing.write_plan_file(planned, staging, settings.shards.prefix)
         if end.stage is Stage.publish:
             publishing.refuse_missing_shards(destination, jobs())
         auditing = audit.start(lengths.shards, method, settings.lengths.verify, settings.lengths.seed, workshop)
         cache_key = "" if destination.is_stored else cache_key_of(lengths.flavor, end.output.dataset_yaml.value)
-        workshop.executor.start(import_energon, cache_key)  # the imports of the check, while packs are written
+        workshop.executor.start(
+            import_energon_if_needed, cache_key
+        )  # the imports of the check, while packs are written
         with workshop.progress.timed("write"):
             check_unchanged(lengths.shards, workshop)
             total = writing.WriteSize(len(planned.shards.sizes), planned.plan.num_packs, num_bytes)

@@ -18,7 +18,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from energon_pack.dataset.files import PLAN, PlanFile, PlanRow, PlanRows, has_messages
+from energon_pack.dataset.files import PLAN, PlanFile, PlanRow, PlanRowLookup, has_messages
 from energon_pack.dataset.folder import DatasetFolder, packed_folder
 from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.dataset.manifest import MANIFEST
@@ -34,7 +34,7 @@ from energon_pack.run.progress import Progress
 from energon_pack.samples.flavors import find_packed_flavor, reading_problem
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.parts import Reference
-from energon_pack.samples.single_samples import single_sample
+from energon_pack.samples.single_samples import single_sample_of_member
 from energon_pack.sources.find import make_shard
 from energon_pack.sources.jsonl.line_index import ROW_PART
 from energon_pack.sources.reader import Reader
@@ -70,7 +70,7 @@ def unpack(dataset: str | Path, out: Path, max_shard_samples: int = 10_000) -> i
         raise PackError(f"{out} lies in the packed dataset {folder}: choose another folder")
     plan.check()
     progress = Progress()
-    with DatasetInFolder(out).staging("unpack") as staging, tempfile.TemporaryFile(dir=staging) as file:
+    with DatasetInFolder(out).open_staging("unpack") as staging, tempfile.TemporaryFile(dir=staging) as file:
         spill = _SpillFile(file)
         with progress.stage("read", plan.num_members(), "samples") as advance:
             for name in folder.shards:
@@ -78,7 +78,7 @@ def unpack(dataset: str | Path, out: Path, max_shard_samples: int = 10_000) -> i
                     spill.add_pack(name, pack, members, messages_key)
                     progress.add(len(members))
                     advance(len(members))
-            spill.write_rows()
+            spill.flush_rows()
         if spill.num_rows != plan.num_members():
             raise PackError(
                 f"{folder} has {spill.num_rows} of the {plan.num_members()} members in {PLAN}; {_VERIFY_ADVICE}"
@@ -127,9 +127,9 @@ def _flavor_and_messages_key(folder: DatasetFolder) -> tuple[PackedFlavor, str |
 def _checked_packs(
     folder: DatasetFolder, name: str, flavor: PackedFlavor, plan: PlanFile
 ) -> Iterator[tuple[Pack, list[PlanRow]]]:
-    packs, plan_rows = read_packs(folder, name, flavor), PlanRows(plan)
+    packs, plan_rows = read_packs(folder, name, flavor), PlanRowLookup(plan)
     while group := list(islice(packs, _PACKS_AT_ONCE)):
-        rows = plan_rows.members({pack.files.key for _, pack, _ in group})
+        rows = plan_rows.rows_of_packs({pack.files.key for _, pack, _ in group})
         for _, pack, defects in group:
             members = rows.get(pack.files.key)
             for defect in chain(defects, check_parts(pack), check_placeholders(pack), check_plan(pack, members)):
@@ -155,7 +155,7 @@ class _SpillFile:
         referred = {reference.name: [*reference] for reference in pack.references}
         samples = zip(pack.flavor.samples(pack.fields), pack.flavor.parts(pack.fields), strict=True)
         for member, (value, names) in zip(members, samples, strict=True):
-            record, parts = single_sample(pack.flavor, value, names, _source_part_names(member), messages_key)
+            record, parts = single_sample_of_member(pack.flavor, value, names, _source_part_names(member), messages_key)
             data = json.dumps(record, ensure_ascii=False).encode()
             row = {
                 "order": member.record_offset,
@@ -169,12 +169,12 @@ class _SpillFile:
                     for name, part in ((name, pack.parts[packed]) for name, packed in parts.items())
                 ],
             }
-            self._rows.setdefault(_path_below_folder(member.shard), []).append(row)
+            self._rows.setdefault(_checked_shard_name(member.shard), []).append(row)
             self._num_waiting += 1
         if self._num_waiting >= _MAX_ROWS_IN_MEMORY:
-            self.write_rows()
+            self.flush_rows()
 
-    def write_rows(self) -> None:
+    def flush_rows(self) -> None:
         """Write the rows in memory to the file, in one piece for each source shard."""
         for shard, rows in self._rows.items():
             piece = "\n".join(map(json.dumps, rows)).encode()
@@ -210,7 +210,7 @@ def _source_part_names(member: PlanRow) -> list[tuple[str, str]]:
     return [(f"{number}.{part.extension}", part.kind) for number, part in enumerate(member.parts)]
 
 
-def _path_below_folder(shard: str) -> str:
+def _checked_shard_name(shard: str) -> str:
     """Return the name of a source shard; raises PackError if it is no path below a folder."""
     if not shard or shard.startswith("/") or ".." in shard.split("/") or "\0" in shard:
         raise PackError(f"{PLAN} has a source shard {shard!r}, which is no path below a folder")

@@ -42,7 +42,7 @@ def shard_urls(path: str | Path, split: str = "train") -> list[str]:
         path: folder of the packed dataset.
         split: a split in its split.yaml; shards that split.yaml excludes are left out.
     """
-    prepared = _read_folder(path, split)
+    prepared = _read_prepared_folder(path, split)
     if prepared is None:
         raise PackError(f"{path} has no {META_FOLDER}/split.yaml: of any tars, give WebDataset their names")
     names = sorted((prepared.shards or frozenset()) - prepared.excluded_shards)
@@ -68,7 +68,7 @@ def packs(
         trust_remote_code: run the processor's own code.
         options: `layout`, `pad_to`, `labels` …: see `training.pack_encoder.PackEncoder`.
     """
-    prepared = _read_folder(path)
+    prepared = _read_prepared_folder(path)
     encoder = pack_encoder(path, processor, trust_remote_code, **options)
     if encoder.pairs is not None:
         raise PackError(f"{path}: preference pairs are read by PackedTaskEncoder or PackedDataset, not by webdataset")
@@ -101,7 +101,7 @@ class Packs:
             seen[shard] += 1
             if key in self._excluded.get(shard, ()):
                 continue
-            pack = self.encoder.encode(key, members_of_pack(_PartsByName(parts), self._flavor, self._media.read))
+            pack = self.encoder.encode(key, members_of_pack(_CaselessParts(parts), self._flavor, self._media.read))
             if pack is not None:
                 yield pack
         for shard, count in seen.items():
@@ -156,14 +156,14 @@ def _naming_damaged_shards(samples: Iterable[Mapping[str, Any]]) -> Iterator[Map
         raise unreadable_shard(str(getattr(error, "filename", None) or error.args[-1]), error) from None
 
 
-class _PartsByName(dict[str, Any]):
+class _CaselessParts(dict[str, Any]):
     """The parts of a pack by name; `get` ignores case, because webdataset writes part names in lower case."""
 
     def get(self, name: str, default: Any = None) -> Any:
         return super().get(name.lower(), default)
 
 
-def _read_folder(dataset: str | Path, split: str | None = None) -> PreparedFolder | None:
+def _read_prepared_folder(dataset: str | Path, split: str | None = None) -> PreparedFolder | None:
     if os.path.isfile(dataset):
         raise PackError(
             f"{dataset} is a file: name the folder of a packed dataset; webdataset blends several WebDatasets, each"

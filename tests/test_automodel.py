@@ -23,7 +23,7 @@ from energon_pack.automodel import (
     EpochCollate,
     PackRows,
     check_automodel,
-    check_models,
+    check_members_kept_apart,
     collate,
     dataset,
     media_inputs,
@@ -321,4 +321,4 @@ def test_a_model_in_which_members_would_see_each_other_is_refused(
 def test_an_automodel_that_patches_transformers_is_refused(theirs: Any) -> None:
     del theirs.configure_packing_for_models
     with pytest.raises(PackError, match="functions of transformers that it replaces"):
-        check_models([Built("sdpa", "block_causal", **OF_TRANSFORMERS)], rows_of("neat", "positions"))
+        check_members_kept_apart([Built("sdpa", "block_causal", **OF_TRANSFORMERS)], rows_of("neat", "positions"))

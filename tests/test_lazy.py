@@ -226,7 +226,7 @@ def _alone(packs: LazyPackedDataset, number: int) -> list[tuple[str, Any]]:
     found = []
     for member in packs.members(0, number):
         assert isinstance(member, MemberInput)
-        encoded = packs.encoder.members.encode(member)
+        encoded = packs.encoder.members.encode_alone(member)
         found.append((encoded.sample_id, (encoded, encoded.media)))
     return found
 
@@ -259,7 +259,7 @@ def test_a_sample_that_was_changed_is_not_trained_on(config: Config, demo: tuple
     told = conversations(demo[0])[:30]
     lazy = LazyPackedDataset(config(source__path=None), told, fingerprint="30")
     told[0]["messages"][-1]["content"] += " And more."
-    (number,) = (i for i in range(len(lazy)) if 0 in lazy._plans.items(0, i))
+    (number,) = (i for i in range(len(lazy)) if 0 in lazy._plans.items_of_pack(0, i))
     with pytest.raises(BadPack, match=r"conversations/0 has \d+ tokens in training, \d+ when it was packed"):
         lazy[number]
 

@@ -18,7 +18,7 @@ from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.errors import PackError
 from energon_pack.online.lazy import LazyPackedDataset
 from energon_pack.pack import pack
-from energon_pack.plan.epoch_draws import num_draws, shares_of
+from energon_pack.plan.epoch_draws import num_draws_by_epoch, shares_of
 from energon_pack.sources.mixture import Entry
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.source_path import find_source
@@ -41,7 +41,7 @@ def test_weights_are_shares_of_the_trained_tokens() -> None:
     shares = shares_of([entry("a", 1), entry("b", 1)], np.array([0, 1, 1, 1]), np.array([100, 100, 100, 100]))
     assert [share.requested_share for share in shares] == [0.5, 0.5]
     assert [round(share.epochs, 9) for share in shares] == [2.0, round(2 / 3, 9)]
-    assert num_draws(shares[1].epochs, np.array([100, 100, 100]), True, 0, 1).sum() == 2
+    assert num_draws_by_epoch(shares[1].epochs, np.array([100, 100, 100]), True, 0, 1).sum() == 2
 
 
 @given(st.floats(0, 9), st.lists(st.integers(1, 1000), min_size=1, max_size=200), st.booleans(), st.integers(0, 9))
@@ -50,7 +50,7 @@ def test_draws_are_even(epochs: float, trained: list[int], by_tokens: bool, seed
     as asked for, but for one at each end.
     """
     lens = np.array(trained)
-    counts = num_draws(epochs, lens, by_tokens, seed, 3, num_epochs=4)
+    counts = num_draws_by_epoch(epochs, lens, by_tokens, seed, 3, num_epochs=4)
     assert set(counts.ravel().tolist()) <= {int(epochs), int(epochs) + 1}
     for start in range(3):
         assert np.ptp(counts[start:].sum(axis=0)) <= 1

@@ -274,7 +274,7 @@ def test_a_kill_between_the_two_renames_loses_nothing(config: Make) -> None:
     staging = output(run).parent / ".staging" / "packed"
     staging.mkdir(parents=True)
     os.rename(output(run), staging / "killed.old")
-    with DatasetInFolder(output(run)).staging("identity"):
+    with DatasetInFolder(output(run)).open_staging("identity"):
         assert files(output(run)) == before
     assert not staging.parent.exists()
 

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from energon_pack.samples.media.medium import Media
-from energon_pack.templates.processor import load_template
+from energon_pack.templates.processor import build_uncached_template
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 from support.models import of_model
@@ -94,7 +94,7 @@ def test_calls_of_every_spelling_are_trained_as_calls(demo: tuple[Path, Path], t
     ]
     code, said = pack_lines(tmp_path, demo[1], *lines, model__chat_template=str(chat_template))
     assert code == 0, said
-    template = load_template(of_model("qwen_vl", demo[1], chat_template=chat_template.read_text()))
+    template = build_uncached_template(of_model("qwen_vl", demo[1], chat_template=chat_template.read_text()))
     packed = members(tmp_path)
     assert [*packed] == ["1", "2", "3"]
     texts = {template.render(Sample(member["messages"], [], member["tools"])).text for member in packed.values()}
@@ -115,7 +115,7 @@ def test_calls_where_a_template_has_no_tools(demo: tuple[Path, Path], tmp_path: 
     code, said = pack_lines(tmp_path, demo[1], line, source__tools="text", output__overwrite="true")
     assert code == 0
     assert "noted: 1 sample with tools left out" in said
-    template = load_template(of_model("qwen_vl", demo[1]))
+    template = build_uncached_template(of_model("qwen_vl", demo[1]))
     assert trained(template, members(tmp_path)["1"]) == [f"{CALL}<|im_end|>", "Rain.<|im_end|>"]
 
 
@@ -149,7 +149,7 @@ def test_documents_are_packed_raw_cut_and_verified(demo: tuple[Path, Path], tmp_
     settings |= {"packing__max_dropped_tokens": "1"}
     code, said = pack_lines(tmp_path, demo[1], *lines, **settings)
     assert code == 0, said
-    template, packed = load_template(of_model("qwen_vl", demo[1])), members(tmp_path)
+    template, packed = build_uncached_template(of_model("qwen_vl", demo[1])), members(tmp_path)
     assert trained(template, packed["1"]) == ["One two three.<|endoftext|>"]
     assert trained(template, packed["2"], 1) == ["See ", " a cat.<|endoftext|>"]  # no token of its image
     assert trained(template, packed["3#1of1"])[0].endswith("four<|endoftext|>")

@@ -16,7 +16,7 @@ from megatron.energon.errors import FatalSampleError
 
 from energon_pack import metadataset
 from energon_pack.config import Rope
-from energon_pack.dataset.manifest import processor_folder, read_manifest
+from energon_pack.dataset.manifest import packing_processor_folder, read_manifest
 from energon_pack.dataset.packing_template import load_template
 from energon_pack.errors import PackError
 from energon_pack.flavors import MultiMixQASample, PackedCaptioningSample
@@ -60,13 +60,13 @@ def test_the_processor_of_the_packing_is_taken_where_it_is_here(
     assert load_template(packed).fingerprints == load_template(packed, str(demo[1])).fingerprints
     blend, moved = tmp_path / "blend.yaml", tmp_path / "moved"
     metadataset.main([str(blend), f"{packed}=1"])
-    assert processor_folder(blend) == str(demo[1])
+    assert packing_processor_folder(blend) == str(demo[1])
     shutil.copytree(packed, moved)
     report = moved / "report.json"
     report.write_text(report.read_text().replace(str(demo[1]), "/of/another/machine"))
-    assert processor_folder(moved) is None
+    assert packing_processor_folder(moved) is None
     report.write_text("[]")
-    assert processor_folder(moved) is None
+    assert packing_processor_folder(moved) is None
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +144,7 @@ def test_media_that_no_rule_joins_are_refused_when_the_encoder_is_built(
         encoder.encode_sample(next(sample for sample in samples if any(sample.images)))
     asked = replace(encoder.rules, is_asked=True)
     with pytest.raises(ValueError, match="SomeProcessor gives maps"):
-        member_encoder.MemberEncoder(asked).check()
+        member_encoder.MemberEncoder(asked).check_processor()
 
 
 @pytest.mark.parametrize(

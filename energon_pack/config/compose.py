@@ -53,7 +53,7 @@ def tool_hint(word: str, arguments: Sequence[str]) -> str:
     return f"; did you mean energon-pack {shlex.join([near[0], *rest])}?"
 
 
-def path_hint(word: str) -> str:
+def source_path_hint(word: str) -> str:
     """Return `; did you mean source.path=…?` for a word that is, or looks like, the path of data; else ""."""
     is_path = "/" in word or os.path.exists(word) or word.lower().endswith(_DATA_SUFFIXES)
     return f"; did you mean {setting_word('source.path', word)}?" if is_path else ""
@@ -70,7 +70,7 @@ def hydra_error_line(error: Exception, arguments: Sequence[str]) -> str:
             return f"{error.override}: a list of values has no blanks: {key}=1024,2048"
         if equals:
             return f"{error.override}: a value with special characters goes in quotes: {setting_word(key, value)}"
-        hint = tool_hint(key, arguments) or path_hint(key)
+        hint = tool_hint(key, arguments) or source_path_hint(key)
         return f"{error.override}: not of the form KEY=VALUE{hint}"
     text = "\n".join(dict.fromkeys(str(e) for e in (error, error.__cause__) if e is not None))
     if refused := re.search(r"Could not override '([\w.]+)'", text):

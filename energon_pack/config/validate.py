@@ -46,7 +46,7 @@ def to_config(composed: DictConfig) -> PackConfig:
     config = OmegaConf.to_object(composed)
     assert isinstance(config, PackConfig)
     _check_values(config)
-    if (named := config.model.chat_template) is not None and "{" not in named and not _may_be_name(named):
+    if (named := config.model.chat_template) is not None and "{" not in named and not _may_be_template_name(named):
         config.model.chat_template = _read_text("model.chat_template", named)
     return config
 
@@ -149,7 +149,7 @@ def _check_values(config: PackConfig) -> None:
                 f"report.lens={config.report.lens}: {max_token_len} is less than"
                 f" packing.pad_to_multiple_of={packing.pad_to_multiple_of}"
             )
-    for name, value in [*_whole_numbers(plain(config)), ("output.max_shard_bytes", config.output.max_shard_bytes)]:
+    for name, value in [*_integer_settings(plain(config)), ("output.max_shard_bytes", config.output.max_shard_bytes)]:
         if value < 1:
             raise PackError(f"{name}={value}: must be at least 1")
     for name, share in (("max_skipped", config.max_skipped), ("measure.verify", config.measure.verify)):
@@ -163,8 +163,8 @@ def _check_values(config: PackConfig) -> None:
         from energon_pack.templates.preprocess import check_media  # imports NumPy and Pillow, so only when needed
 
         check_media(config.media)
-    _check_parts(packing, config.labels)
-    _check_share(packing, config.labels, config.output, config.model.mask)
+    _check_labels_of_cut_samples(packing, config.labels)
+    _check_packing_share(packing, config.labels, config.output, config.model.mask)
     if config.source.take is Take.both:
         _check_pairs(packing, config.labels, config.output)
     if config.part is not None:
@@ -174,7 +174,7 @@ def _check_values(config: PackConfig) -> None:
     split_shares(plain(config.output.splits))
 
 
-def _check_parts(packing: PackingConfig, labels: LabelsConfig) -> None:
+def _check_labels_of_cut_samples(packing: PackingConfig, labels: LabelsConfig) -> None:
     """Raise PackError for label settings that need a sample's last turn, if samples are cut into parts."""
     is_split, are_pairs = packing.overlong is Overlong.split_turns, labels.expand is Expand.pairs
     asked = [
@@ -188,7 +188,7 @@ def _check_parts(packing: PackingConfig, labels: LabelsConfig) -> None:
         raise PackError(f"{name} and {cut}: each part of a sample would have a last turn of its own; {instead}")
 
 
-def _check_share(packing: PackingConfig, labels: LabelsConfig, output: OutputConfig, mask: Mask) -> None:
+def _check_packing_share(packing: PackingConfig, labels: LabelsConfig, output: OutputConfig, mask: Mask) -> None:
     """Raise PackError for settings that do not work with `packing.share`."""
     share = packing.share
     if share is Share.none:
@@ -225,7 +225,7 @@ def _check_pairs(packing: PackingConfig, labels: LabelsConfig, output: OutputCon
         raise PackError(f"source.take=both with {name}: {why}; source.take=chosen packs the good sides alone")
 
 
-def _whole_numbers(nodes: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+def _integer_settings(nodes: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     """Yield the key and value of each whole number in a node of the config: all of them are sizes or counts."""
     for node, settings in nodes.items():
         for name, value in settings.items() if isinstance(settings, dict) else ():
@@ -243,7 +243,7 @@ def _text_settings(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
             yield from _text_settings(item, ".".join(filter(None, (name, key))))
 
 
-def _may_be_name(text: str) -> bool:
+def _may_be_template_name(text: str) -> bool:
     """Say whether a text may name one of a processor's chat templates; otherwise it is a file."""
     return re.fullmatch(r"[\w-]+", text) is not None and not Path(text).is_file()
 

@@ -19,7 +19,7 @@ from energon_pack.dataset.manifest import (
     refuse_other_manifests,
 )
 from energon_pack.errors import PackError, one_line
-from energon_pack.run.plain_data import json_value
+from energon_pack.run.plain_data import parse_json
 from energon_pack.run.user_cache import version_of
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import AUDIO
@@ -53,10 +53,10 @@ def refuse_other_datasets(manifests: Mapping[str | Path, Mapping[str, Any]], fur
         further: more fields of energon_pack.json that have to be alike.
     """
     refuse_other_manifests(manifests, further)
-    refuse_other_pixels([*manifests])
+    refuse_different_pixels([*manifests])
 
 
-def refuse_other_pixels(datasets: Sequence[str | Path]) -> None:
+def refuse_different_pixels(datasets: Sequence[str | Path]) -> None:
     """Raise PackError if the processors of packed datasets make other pixels of media."""
     first, *others = _with_media([kept_inputs(part) for folder in datasets for part in pack_folders_of(folder)])
     for other in others:
@@ -68,7 +68,7 @@ def refuse_other_pixels(datasets: Sequence[str | Path]) -> None:
             )
 
 
-def chosen_inputs(dataset: str | Path) -> KeptInputs:
+def inputs_of_all_packs(dataset: str | Path) -> KeptInputs:
     """Return what prepares all packs of a dataset; of several that are joined, the one with the most processor files.
 
     Datasets without media may have another processor than those with media, whose processor is then taken.
@@ -99,8 +99,10 @@ def _has_media(kept: KeptInputs) -> bool:
 def _difference_of_datasets(first: KeptInputs, other: KeptInputs) -> Difference | None:
     """Return the first setting, or input of made-up media, in which two datasets differ; None: there is none."""
     if _pixels_key(first) != _pixels_key(other):
-        settings = None if other.has_code else _settings(other.own_processor)
-        if difference := _difference_from(first, other.rules.pixels, settings, other.own_processor.folder):
+        settings = None if other.has_code else _processor_settings(other.rules_with_own_processor)
+        if difference := _difference_of_processors(
+            first, other.rules.pixels, settings, other.rules_with_own_processor.folder
+        ):
             return difference
     if name := different_kept(first.rules.made, other.rules.made):
         one, another = (f"made by transformers {kept.rules.transformers}" for kept in (first, other))
@@ -113,18 +115,18 @@ def _difference_of_datasets(first: KeptInputs, other: KeptInputs) -> Difference 
 
 def refuse_other_processor(dataset: str | Path, rules: InputRules) -> None:
     """Raise PackError if the processor of `rules`, given in place of a dataset's own, makes other inputs of media."""
-    kept, settings = chosen_inputs(dataset), _settings(rules)
+    kept, settings = inputs_of_all_packs(dataset), _processor_settings(rules)
     pixels = "" if settings is None else settings_hash(settings)
-    if difference := _difference_from(kept, pixels, settings, rules.folder):
+    if difference := _difference_of_processors(kept, pixels, settings, rules.folder):
         name, packed, here = difference
-        place = Path(rules.folder, file) if (file := _file_with(name, kept, rules.folder)) else rules.folder
+        place = Path(rules.folder, file) if (file := _file_with_setting(name, kept, rules.folder)) else rules.folder
         raise PackError(
             f"{place}: {name} is {here}, and where {kept.dataset} was packed {packed}: leave the processor out, for the"
             " dataset holds its own, or pack again"
         )
 
 
-def refuse_other_inputs(dataset: str | Path, rules: InputRules) -> None:
+def refuse_other_media_inputs(dataset: str | Path, rules: InputRules) -> None:
     """Raise PackError if a processor makes other inputs of made-up media than a dataset kept; once a process."""
     refuse_old_transformers()
     key = f"{rules.folder} {sorted(rules.kwargs.items())} {rules.made}"
@@ -150,7 +152,7 @@ def refuse_other_inputs(dataset: str | Path, rules: InputRules) -> None:
 # ------------------------------------------------------------------------------------------------------- their settings
 
 
-def _difference_from(
+def _difference_of_processors(
     kept: KeptInputs, pixels: str, settings: Mapping[str, Any] | None, folder: str
 ) -> Difference | None:
     """Return the first setting in which another processor differs from a dataset's own; None: they make the same.
@@ -161,7 +163,7 @@ def _difference_from(
     """
     if pixels and pixels == kept.rules.pixels:
         return None
-    own = None if settings is None or kept.has_code else _settings(kept.own_processor)
+    own = None if settings is None or kept.has_code else _processor_settings(kept.rules_with_own_processor)
     in_files = _difference_in_files(kept, folder)
     if own is not None and settings is not None:
         difference = different_setting(own, settings)
@@ -172,7 +174,7 @@ def _difference_from(
     return in_files
 
 
-def _settings(rules: InputRules) -> dict[str, Any] | None:
+def _processor_settings(rules: InputRules) -> dict[str, Any] | None:
     """Return the settings of a processor as loaded; of its image processor, if no other part can be; None: of none."""
     try:
         try:
@@ -186,26 +188,26 @@ def _settings(rules: InputRules) -> dict[str, Any] | None:
 
 def _difference_in_files(kept: KeptInputs, folder: str) -> Difference | None:
     """Return the first setting that stands in a file of a dataset's processor and of another one with two values."""
-    for packed, here in _shared_files(kept, folder).values():
+    for packed, here in _settings_in_shared_files(kept, folder).values():
         for key in sorted(packed.keys() & here.keys()):
             if packed[key] != here[key] and not key.endswith(_NAMES_OF_OTHERS):
                 return key, str(packed[key])[:60], str(here[key])[:60]
     return None
 
 
-def _file_with(key: str, kept: KeptInputs, folder: str) -> str:
+def _file_with_setting(key: str, kept: KeptInputs, folder: str) -> str:
     """Return the name of the file in which both processors have a setting; empty: no file has it."""
-    each = _shared_files(kept, folder).items()
+    each = _settings_in_shared_files(kept, folder).items()
     return next((name for name, (packed, here) in each if key in packed.keys() & here.keys()), "")
 
 
-def _shared_files(kept: KeptInputs, folder: str) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+def _settings_in_shared_files(kept: KeptInputs, folder: str) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
     """Return by name the settings in each file of a dataset's processor, and in the file of that name in a folder."""
     names = [name for name in kept.files if name.endswith("processor_config.json") and Path(folder, name).is_file()]
     return {
         name: (
-            flat_values(json_value(read_unchanged(kept.dataset, f"{PROCESSOR_FOLDER}/{name}", kept.files[name]))),
-            flat_values(json_value(Path(folder, name).read_bytes())),
+            flat_values(parse_json(read_unchanged(kept.dataset, f"{PROCESSOR_FOLDER}/{name}", kept.files[name]))),
+            flat_values(parse_json(Path(folder, name).read_bytes())),
         )
         for name in names
     }

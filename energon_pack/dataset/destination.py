@@ -42,9 +42,9 @@ def published_report(place: str) -> dict[str, Any] | None:
         return None
     if "identity" not in report or not isinstance(counts, dict) or sorted(counts) != folder.shards:
         return None
-    if any(_size(folder, f"{name}.idx") != (packs + 1) * _INDEX_ENTRY_BYTES for name, packs in counts.items()):
+    if any(_file_size(folder, f"{name}.idx") != (packs + 1) * _INDEX_ENTRY_BYTES for name, packs in counts.items()):
         return None
-    return report if sum(_size(folder, name) for name in counts) == report.get("bytes_written") else None
+    return report if sum(_file_size(folder, name) for name in counts) == report.get("bytes_written") else None
 
 
 def refuse_changed_yamls(named: str, yamls: Mapping[str, Mapping[str, Any]]) -> None:
@@ -62,7 +62,7 @@ def refuse_changed_yamls(named: str, yamls: Mapping[str, Mapping[str, Any]]) -> 
             )
 
 
-def _size(folder: DatasetFolder, name: str) -> int:
+def _file_size(folder: DatasetFolder, name: str) -> int:
     state = folder.state(name)
     return -1 if state is None else state.size
 

@@ -19,7 +19,7 @@ def mark_done(shard: Path, identity: str, media_sums: bytes) -> None:
     write_whole(_done_file(shard), _first_line(shard, identity) + media_sums)
 
 
-def sums_if_done(shard: Path, identity: str | None) -> bytes | None:
+def media_sums_if_done(shard: Path, identity: str | None) -> bytes | None:
     """Return the checksums of a shard that a process of the run with this identity wrote and synced; None: none did.
 
     The shard itself is not read. `identity`: None: one process writes alone and marks no shard, so no shard counts as
@@ -35,8 +35,8 @@ def sums_if_done(shard: Path, identity: str | None) -> bytes | None:
 
 
 def is_shard_done(shard: Path, identity: str | None) -> bool:
-    """Say whether a process of the run with this identity wrote and synced a shard: see `sums_if_done`."""
-    return sums_if_done(shard, identity) is not None
+    """Say whether a process of the run with this identity wrote and synced a shard: see `media_sums_if_done`."""
+    return media_sums_if_done(shard, identity) is not None
 
 
 def _first_line(shard: Path, identity: str) -> bytes:

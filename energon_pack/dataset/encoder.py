@@ -14,7 +14,7 @@ from energon_pack.samples.tokens import MemberTokens
 from energon_pack.templates.folder import local_folder
 from energon_pack.templates.full_processor import quiet_transformers
 from energon_pack.training.pack_encoder import PackEncoder
-from energon_pack.training.worker_start import try_before_workers
+from energon_pack.training.worker_start import schedule_try_at_fork
 
 
 def pack_encoder(
@@ -27,14 +27,14 @@ def pack_encoder(
         from energon_pack.dataset import agreement
 
         if is_metadataset(path):
-            agreement.refuse_other_pixels([*packed_datasets(path)])  # `read_manifest` compared all else
+            agreement.refuse_different_pixels([*packed_datasets(path)])  # `read_manifest` compared all else
         if is_given:
             agreement.refuse_other_processor(path, rules)
-        agreement.refuse_other_inputs(path, rules)
+        agreement.refuse_other_media_inputs(path, rules)
     encoder = PackEncoder(manifest, rules, **options)
     copies = manifest["content"].get("output", {}).get("media", "copy") == "copy"
     if not copies or "media.crc32" in manifest.get("hashes", ("media.crc32",)):
-        try_before_workers(encoder.members.media_processor)
+        schedule_try_at_fork(encoder.members.media_processor)
     return encoder
 
 

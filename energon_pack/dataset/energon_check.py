@@ -50,7 +50,7 @@ def cache_key_of(flavor: PackedFlavor, dataset_yaml: str) -> str:
     return f"{version_of('megatron-energon')}-{hashlib.sha256(form.encode()).hexdigest()[:16]}"
 
 
-def refuse_other_counts(shards: "list[WrittenShard]", num_packs: int, num_samples: int) -> None:
+def refuse_unplanned_counts(shards: "list[WrittenShard]", num_packs: int, num_samples: int) -> None:
     """Raise PackError if the shards do not have the planned numbers of packs and samples."""
     written = sum(shard.num_packs for shard in shards), sum(shard.num_samples for shard in shards)
     if written != (num_packs, num_samples):
@@ -86,7 +86,7 @@ def check_readable(job: CheckJob) -> None:
                     " not published"
                 )
             for pack in packs.values():
-                _check_names(pack, job)
+                _check_part_names(pack, job)
         if job.cache_key:
             write_kept("energon", job.cache_key, True)
 
@@ -103,11 +103,11 @@ def _check_shards(job: CheckJob) -> None:
             index = folder.state(f"{name}.idx")
             if index is None or index.size != 8 * (in_shard + 1):
                 raise PackError(f"{folder.path_of(name)} has no index of its {in_shard:,} packs: not published")
-            _check_names(packs.parts(number), job)
+            _check_part_names(packs.parts(number), job)
             number += in_shard
 
 
-def _check_names(pack: dict[str, Any], job: CheckJob) -> None:
+def _check_part_names(pack: dict[str, Any], job: CheckJob) -> None:
     parts, value = with_referenced_parts(pack, json.loads(pack["json"]), job.flavor, EnergonMedia(job.source_root))
     named = {"json", TOKENS_PART, *chain.from_iterable(job.flavor.parts(value))}
     if named != {part for part in parts if not part.startswith("__")}:
@@ -118,7 +118,7 @@ def _is_recorded(cache_key: str) -> bool:
     return bool(cache_key) and read_kept("energon", cache_key, bool) is True
 
 
-def import_energon(cache_key: str) -> None:
+def import_energon_if_needed(cache_key: str) -> None:
     """Import Energon ahead of `check_readable`, unless the user's cache records that `check_readable` won't need it."""
     if not _is_recorded(cache_key):
         with faster_imports():

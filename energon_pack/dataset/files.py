@@ -58,7 +58,7 @@ class PlanRow(MeasuredRow):
         return self.num_shared_images + self.num_shared_videos
 
     @property
-    def sample(self) -> str:
+    def sample_name(self) -> str:
         """Return the name of the member's source sample: `<shard>/<key>` in a tar, `<file>:<line>` in a JSONL file."""
         mark = RowShard.key_separator if self.record_part == ROW_PART else TarShard.key_separator
         return f"{self.shard}{mark}{self.key}"
@@ -69,8 +69,8 @@ class PlanRow(MeasuredRow):
 
         If the name of a whole one ends like that of a part, it gets `#1of1`.
         """
-        part = self.cut.part if self.cut else "1of1" if split_member_id(self.sample)[1] else None
-        return member_id(self.sample, part)
+        part = self.cut.part if self.cut else "1of1" if split_member_id(self.sample_name)[1] else None
+        return member_id(self.sample_name, part)
 
 
 def value_at(value: Any, *keys: str) -> Any:
@@ -89,7 +89,7 @@ def has_messages(manifest: Any) -> bool:
 
 
 @contextmanager
-def _readable() -> Iterator[None]:
+def _refuse_unreadable_plan() -> Iterator[None]:
     """Raise PackError for any error that reading a damaged file raises."""
     try:
         yield
@@ -105,12 +105,12 @@ class PlanFile:
     folder: DatasetFolder
 
     def num_members(self) -> int:
-        with self.opened() as file:
+        with self.open_parquet() as file:
             return int(file.metadata.num_rows)
 
     def check(self) -> None:
         """Raise PackError if the plan can't be read, or lacks a column."""
-        with self.opened() as file:
+        with self.open_parquet() as file:
             _refuse_other_columns(file.schema_arrow)
 
     def columns(self, *names: str) -> Iterator[list[Any]]:
@@ -120,22 +120,26 @@ class PlanFile:
 
     def tables(self, *names: str) -> Iterator[pa.Table]:
         """Yield a table with these columns for each row group."""
-        with self.opened() as file:
+        with self.open_parquet() as file:
             for number in range(file.num_row_groups):
                 yield file.read_row_group(number, list(names))
 
-    def members(self, keys: set[str]) -> dict[str, list[PlanRow]]:
-        """Return the rows of the packs with these keys, as `PlanRows.members` does."""
-        return PlanRows(self).members(keys)
+    def rows_of_packs(self, keys: set[str]) -> dict[str, list[PlanRow]]:
+        """Return the rows of the packs with these keys, as `PlanRowLookup.rows_of_packs` does."""
+        return PlanRowLookup(self).rows_of_packs(keys)
 
     @contextmanager
-    def opened(self, metadata: pq.FileMetaData | None = None) -> Iterator[pq.ParquetFile]:
+    def open_parquet(self, metadata: pq.FileMetaData | None = None) -> Iterator[pq.ParquetFile]:
         """Open the Parquet file; PackError: it is damaged. `metadata`: its footer, if it was read before."""
-        with _readable(), self.folder.open(PLAN) as file, pq.ParquetFile(as_file(file), metadata=metadata) as parquet:
+        with (
+            _refuse_unreadable_plan(),
+            self.folder.open(PLAN) as file,
+            pq.ParquetFile(as_file(file), metadata=metadata) as parquet,
+        ):
             yield parquet
 
 
-class PlanRows:
+class PlanRowLookup:
     """Looks up the rows of packs in a plan. A caller that asks in the plan's order reads no row group twice."""
 
     def __init__(self, plan: PlanFile):
@@ -144,20 +148,20 @@ class PlanRows:
         self._groups: list[int] = []
         self._table = PLAN_SCHEMA.empty_table()  # the rows of these row groups
 
-    def members(self, keys: set[str]) -> dict[str, list[PlanRow]]:
+    def rows_of_packs(self, keys: set[str]) -> dict[str, list[PlanRow]]:
         """Return pack key → the pack's rows; rows with values that packing never writes (damage) are left out."""
         if not keys:
             return {}
-        with _readable():
+        with _refuse_unreadable_plan():
             if self._metadata is None:
-                with self._plan.opened() as file:
+                with self._plan.open_parquet() as file:
                     _refuse_other_columns(file.schema_arrow)
                     self._metadata = file.metadata
             groups = [
                 n for n in range(self._metadata.num_row_groups) if _may_hold_packs(self._metadata.row_group(n), keys)
             ]
             if groups != self._groups:
-                with self._plan.opened(self._metadata) as file:
+                with self._plan.open_parquet(self._metadata) as file:
                     names = [
                         *PLAN_SCHEMA.names,
                         *(name for name in OPTIONAL_COLUMNS if name in file.schema_arrow.names),

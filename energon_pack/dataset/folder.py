@@ -18,8 +18,8 @@ from energon_pack.dataset.manifest import MANIFEST, ORDER_FILE, PROCESSOR_FOLDER
 from energon_pack.errors import PackError
 from energon_pack.run.address import energon_address, is_address, tidy_address
 from energon_pack.run.files import META_FOLDER
-from energon_pack.run.plain_data import json_value
-from energon_pack.sources.storage import File, FileState, files_in, open_file, path_in, state_of
+from energon_pack.run.plain_data import parse_json
+from energon_pack.sources.storage import File, FileState, list_folder, open_file, path_in, state_of
 
 _COPY_BYTES = 8 << 20
 
@@ -52,7 +52,7 @@ class DatasetFolder:
 
     @cached_property
     def _listed(self) -> Mapping[str, FileState | None]:
-        return files_in(self.path, (META_FOLDER, f"{META_FOLDER}/{PROCESSOR_FOLDER}"))
+        return list_folder(self.path, (META_FOLDER, f"{META_FOLDER}/{PROCESSOR_FOLDER}"))
 
     @property
     def has_files(self) -> bool:
@@ -65,7 +65,7 @@ class DatasetFolder:
         return sorted(name for name in self._listed if not name.endswith("/"))
 
     @property
-    def other_folders(self) -> list[str]:
+    def other_subfolders(self) -> list[str]:
         """Return the names of subfolders other than those of a packed dataset (`.nv-meta` …), sorted."""
         return sorted(name.rstrip("/") for name in self._listed if name.endswith("/"))
 
@@ -106,7 +106,7 @@ class DatasetFolder:
 
     def read_object(self, name: str) -> dict[str, Any]:
         """Parse a JSON file; raises ValueError if it holds no object."""
-        value = json_value(self.read(name))
+        value = parse_json(self.read(name))
         if not isinstance(value, dict):
             raise ValueError(f"a {type(value).__name__}, not an object")
         return value

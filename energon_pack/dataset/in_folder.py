@@ -28,7 +28,7 @@ from energon_pack.dataset.done_shards import is_shard_done
 from energon_pack.dataset.files import PAGE
 from energon_pack.dataset.manifest import MANIFEST
 from energon_pack.dataset.publish_limits import ledger_of_unpublished, page_of_unpublished
-from energon_pack.dataset.shards import ShardJob, WrittenShard, parts_folder, write_shard
+from energon_pack.dataset.shards import ShardJob, WrittenShard, unfinished_files_folder, write_shard
 from energon_pack.errors import PackError, format_bytes
 from energon_pack.run.address import local_paths
 from energon_pack.run.files import META_FOLDER, sync_file_system
@@ -93,7 +93,7 @@ class DatasetInFolder:
             )
 
     @contextmanager
-    def staging(self, identity: str, check: Callable[[], None] = lambda: None) -> Iterator[Path]:
+    def open_staging(self, identity: str, check: Callable[[], None] = lambda: None) -> Iterator[Path]:
         """Open the staging folder for this run alone, with the finished shards of an earlier run of the same identity.
 
         The folder is removed once the dataset is published, or if it holds nothing useful. After a kill or an error it
@@ -105,7 +105,7 @@ class DatasetInFolder:
         """
         with self._alone():
             check()
-            with self._staging_of_run(identity) as staging:
+            with self._take_over_staging(identity) as staging:
                 yield staging
 
     def tidy(self, identity: str) -> None:
@@ -119,7 +119,7 @@ class DatasetInFolder:
             self._restore_old()
             for path in (*self._folder.glob(f"{identity}.*"), *self._folder.glob(f"*{staging_files.GONE_SUFFIX}")):
                 staging_files.remove_folder(path)
-            self._remove_unpublished()
+            self._remove_ledger_and_page()
             if os.listdir(self._folder) == [_LOCK_FILE]:
                 (self._folder / _LOCK_FILE).unlink()
 
@@ -135,7 +135,7 @@ class DatasetInFolder:
                     folder.rmdir()
 
     @contextmanager
-    def _staging_of_run(self, identity: str) -> Iterator[Path]:
+    def _take_over_staging(self, identity: str) -> Iterator[Path]:
         staging = self._folder / f"{identity}.{uuid.uuid4().hex[:8]}"
         try:
             self._restore_old()
@@ -158,7 +158,7 @@ class DatasetInFolder:
         finally:
             if not (any(staging.glob("*.tar.idx")) or (staging / staging_files.JOBS_FOLDER).exists()):
                 staging_files.remove_folder(staging)
-            staging_files.remove_folder(parts_folder(staging))
+            staging_files.remove_folder(unfinished_files_folder(staging))
             if not staging.exists():
                 (self._folder / _LOCK_FILE).unlink(missing_ok=True)
 
@@ -170,7 +170,7 @@ class DatasetInFolder:
         return next((staging for staging in plans if _identity_of(staging) == staging.stem), None)
 
     @contextmanager
-    def open_plan(self) -> Iterator[Path]:
+    def open_plan_folder(self) -> Iterator[Path]:
         """Yield `plan_folder` to write shards into it; several processes may do so at once. PlanMissing: no plan."""
         missing = PlanMissing(f"no plan for {self.place}: stage=plan with the same settings makes it")
         if self.plan_folder() is None:
@@ -180,7 +180,7 @@ class DatasetInFolder:
                 raise missing
             yield staging
 
-    def begin(self, staging: Path, identity: str, num_bytes: int, overwrite: bool) -> None:
+    def begin_writing(self, staging: Path, identity: str, num_bytes: int, overwrite: bool) -> None:
         """Prepare to write about `num_bytes` of shards (0: not known); PackError: the disk has less room."""
         num_written = sum(path.stat().st_size for path in staging.glob("*.tar"))
         free = shutil.disk_usage(staging).free
@@ -236,9 +236,9 @@ class DatasetInFolder:
                 raise
             raise another_run_error(self.place) from None
         staging_files.remove_folder(old)
-        self._remove_unpublished()
+        self._remove_ledger_and_page()
 
-    def _remove_unpublished(self) -> None:
+    def _remove_ledger_and_page(self) -> None:
         """Remove the ledger and the page of a run that published nothing."""
         for path in (ledger_of_unpublished(self.final), page_of_unpublished(self.final, PAGE)):
             path.unlink(missing_ok=True)

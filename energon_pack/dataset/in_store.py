@@ -35,7 +35,7 @@ from energon_pack.dataset.energon import write_energon_files
 from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.dataset.manifest import MANIFEST
 from energon_pack.dataset.shards import ShardJob, WrittenShard, shard_figures, write_packs
-from energon_pack.dataset.tar_writer import TarWriter, tar_size
+from energon_pack.dataset.tar_writer import TarWriter, size_of_finished_tar
 from energon_pack.errors import PackError
 from energon_pack.run import stores
 from energon_pack.run.address import lies_in, parent
@@ -86,7 +86,7 @@ class Marker:
         self.folder = f"{parent(dataset)}/.staging/{dataset.rpartition('/')[2]}"
         self._address = f"{self.folder}/identity"
 
-    def sums_address(self, identity: str | None, shard: str) -> str:
+    def media_sums_address(self, identity: str | None, shard: str) -> str:
         """Return the address for the checksums of a shard's media, as a run of this identity wrote them."""
         return f"{self.folder}/{identity}/{shard}.crc32"
 
@@ -128,7 +128,7 @@ class Marker:
 
     def remove_if_own(self, note: RunNote) -> None:
         """Remove the marker and all else in its folder, unless another run has replaced the note."""
-        names = stores.entries(self.folder)
+        names = stores.list_recursively(self.folder)
         if self.read()[0] == note:
             stores.delete(names)
 
@@ -166,7 +166,7 @@ class DatasetInStore(DatasetInFolder):
     def has_file(self, name: str) -> bool:
         return name in self._object_names()
 
-    def begin(self, staging: Path, identity: str, num_bytes: int, overwrite: bool) -> None:
+    def begin_writing(self, staging: Path, identity: str, num_bytes: int, overwrite: bool) -> None:
         note, version = self._marker.read()
         self.refuse_existing(overwrite)
         is_continued = note is not None and note.may_keep_shards(identity) and not self.has_file(_DATASET_YAML)
@@ -236,7 +236,7 @@ class DatasetInStore(DatasetInFolder):
             stores.delete(f"{self.place}/{name}" for name in names_at_once)
 
     def _object_names(self) -> list[str]:
-        return [name[len(self.place) + 1 :] for name in stores.entries(self.place)]
+        return [name[len(self.place) + 1 :] for name in stores.list_recursively(self.place)]
 
 
 def refuse_unwritable_address(knob: str, address: str) -> None:
@@ -264,8 +264,8 @@ def upload_shard(folder: str, identity: str | None, job: ShardJob) -> WrittenSha
     address = f"{folder}/{job.path.name}"
     num_packs = _num_packs(table)
     marker.refuse_other_identity(identity or job.identity)
-    sums_address = marker.sums_address(identity or job.identity, job.path.name)
-    if (uploaded := _uploaded_shard(address, sums_address, num_packs)) is not None:
+    sums_address = marker.media_sums_address(identity or job.identity, job.path.name)
+    if (uploaded := _size_and_sums_if_uploaded(address, sums_address, num_packs)) is not None:
         return shard_figures(job, table, num_packs, *uploaded, was_there=True)
     with TemporaryDirectory(prefix="energon_pack-") as temporary:
         path = Path(temporary, job.path.name)
@@ -287,15 +287,15 @@ def is_uploaded(folder: str, job: ShardJob) -> bool:
     if note is None or job.identity is None or not note.may_keep_shards(job.identity):
         return False
     table = pq.ParquetFile(job.plan).read_row_group(job.row_group)
-    sums_address = marker.sums_address(job.identity, job.path.name)
-    return _uploaded_shard(f"{folder}/{job.path.name}", sums_address, _num_packs(table)) is not None
+    sums_address = marker.media_sums_address(job.identity, job.path.name)
+    return _size_and_sums_if_uploaded(f"{folder}/{job.path.name}", sums_address, _num_packs(table)) is not None
 
 
 def _num_packs(table: pa.Table) -> int:
     return int(pc.count_distinct(table["pack"]).as_py())
 
 
-def _uploaded_shard(address: str, sums_address: str, num_packs: int) -> tuple[int, bytes] | None:
+def _size_and_sums_if_uploaded(address: str, sums_address: str, num_packs: int) -> tuple[int, bytes] | None:
     """Return the size of a shard that is uploaded, with an index of `num_packs` packs, and the checksums of its media;
     None if it is not, or without its checksums.
     """
@@ -304,5 +304,5 @@ def _uploaded_shard(address: str, sums_address: str, num_packs: int) -> tuple[in
         sums = stores.read_whole(sums_address)
     except FileNotFoundError:
         return None
-    is_whole = len(ends) == 8 * (num_packs + 1) and size == tar_size(int(np.frombuffer(ends, "<u8")[-1]))
+    is_whole = len(ends) == 8 * (num_packs + 1) and size == size_of_finished_tar(int(np.frombuffer(ends, "<u8")[-1]))
     return (size, sums) if is_whole else None

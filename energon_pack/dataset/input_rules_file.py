@@ -13,7 +13,7 @@ from pathlib import Path
 from energon_pack.dataset.kept_inputs import kept_inputs
 from energon_pack.dataset.manifest import (
     pack_folders_of,
-    processor_folder,
+    packing_processor_folder,
 )
 from energon_pack.errors import PackError
 from energon_pack.samples.input_rules import InputRules
@@ -36,14 +36,14 @@ def read_input_rules(dataset: str | Path, processor: str | None = None) -> Input
     """
     folders = pack_folders_of(dataset)
     if len(folders) > 1:
-        from energon_pack.dataset.agreement import chosen_inputs
+        from energon_pack.dataset.agreement import inputs_of_all_packs
 
-    kept = kept_inputs(folders[0]) if len(folders) == 1 else chosen_inputs(dataset)
+    kept = kept_inputs(folders[0]) if len(folders) == 1 else inputs_of_all_packs(dataset)
     if kept.has_code:
-        processor = processor or processor_folder(dataset)
+        processor = processor or packing_processor_folder(dataset)
         if processor is None:
             raise PackError(f"{dataset}: its processor runs code of its own: processor=FOLDER, trust_remote_code=True")
-    return kept.own_processor if processor is None else replace(kept.rules, folder=processor)
+    return kept.rules_with_own_processor if processor is None else replace(kept.rules, folder=processor)
 
 
 def refuse_other_ids(

@@ -10,7 +10,7 @@ from typing import Any
 from energon_pack.dataset.manifest import PROCESSOR_FOLDER, read_unchanged
 from energon_pack.run.address import bucket_of
 from energon_pack.run.files import META_FOLDER, write_whole
-from energon_pack.run.plain_data import json_value
+from energon_pack.run.plain_data import parse_json
 from energon_pack.run.user_cache import user_folder
 from energon_pack.samples.input_rules import INPUTS_FILE, TRIAL_FILE, InputRules
 from energon_pack.samples.tokens_part import TokensDamaged
@@ -26,7 +26,7 @@ class KeptInputs:
     has_code: bool  # whether its processor runs code of its own, which is not kept
 
     @property
-    def own_processor(self) -> InputRules:
+    def rules_with_own_processor(self) -> InputRules:
         """The rules with the folder of the processor's files in the dataset, which hold no code."""
         folder, kwargs = _local_processor(self.dataset, self.files), {**self.rules.kwargs, "trust_remote_code": False}
         return replace(self.rules, folder=folder, kwargs=kwargs)
@@ -46,7 +46,7 @@ def kept_inputs(folder: str | Path) -> KeptInputs:
 
 
 def _read_values(folder: str | Path) -> dict[str, Any]:
-    values = json_value(read_unchanged(folder, INPUTS_FILE))
+    values = parse_json(read_unchanged(folder, INPUTS_FILE))
     if not isinstance(values, Mapping) or not isinstance(values.get("files"), Mapping):
         raise ValueError(f"{folder}: {INPUTS_FILE} is damaged: get the dataset again")
     return dict(values)

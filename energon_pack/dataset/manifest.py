@@ -17,7 +17,7 @@ import numpy.typing as npt
 from energon_pack.errors import PackError
 from energon_pack.run.address import is_address, joined, parent
 from energon_pack.run.files import META_FOLDER
-from energon_pack.run.plain_data import json_value, yaml_value
+from energon_pack.run.plain_data import parse_json, yaml_value
 from energon_pack.samples.input_rules import INPUTS_FILE, TRIAL_FILE
 from energon_pack.samples.pack_reader import READABLE_FLAVORS, format_problem
 
@@ -48,12 +48,12 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
     if not is_metadataset(path):
         data = read_meta(path, MANIFEST)
         if data is None:
-            missing = _joined(path, f"{META_FOLDER}/{MANIFEST}")
+            missing = _join_path(path, f"{META_FOLDER}/{MANIFEST}")
             raise FileNotFoundError(
                 f"{path} is no dataset that energon_pack packed: there is no {missing}. Packs of another tool are a"
                 f" source: energon-pack source.path={shlex.quote(str(path))} +model=NAME packs their members"
             )
-        manifest: dict[str, Any] = json_value(data)
+        manifest: dict[str, Any] = parse_json(data)
         if why := _why_unreadable(manifest):
             raise ValueError(f"{path}: {why}")
         return manifest
@@ -91,24 +91,24 @@ def pack_folders_of(dataset: str | Path) -> list[str | Path]:
     """Return the folders in which packs of a dataset lie: its own, or those that a Metadataset or an order names."""
     if is_metadataset(dataset):
         return [*dict.fromkeys(packed_datasets(dataset))]
-    manifest = json_value(read_meta(dataset, MANIFEST) or b"{}")
-    return [_joined(dataset, part["path"]) for part in manifest.get("parts") or ()] or [dataset]
+    manifest = parse_json(read_meta(dataset, MANIFEST) or b"{}")
+    return [_join_path(dataset, part["path"]) for part in manifest.get("parts") or ()] or [dataset]
 
 
-def processor_folder(dataset: str | Path) -> str | None:
+def packing_processor_folder(dataset: str | Path) -> str | None:
     """Return the folder of the processor that packed a dataset, by report.json; None if it is not on this machine."""
     for folder in pack_folders_of(dataset):
         try:
-            report = json_value(_read(_joined(folder, REPORT)) or b"{}")
+            report = parse_json(_read(_join_path(folder, REPORT)) or b"{}")
             named = report["config"]["model"]["processor"]
         except (ValueError, KeyError, TypeError):  # packed by an old version, or damaged: lengths do not need it
             continue
-        if isinstance(named, str) and os.path.isdir(path := path_when_packed(report, named)):
+        if isinstance(named, str) and os.path.isdir(path := resolve_packing_path(report, named)):
             return path
     return None
 
 
-def path_when_packed(report: Mapping[str, Any], path: str) -> str:
+def resolve_packing_path(report: Mapping[str, Any], path: str) -> str:
     """Return a path in report.json's config, joined with the folder in which that run was started."""
     if is_address(path):
         return path
@@ -134,7 +134,7 @@ def packed_datasets(metadataset: str | Path) -> Iterator[str | Path]:
     while waiting:
         value = waiting.pop(0)
         if isinstance(value, dict) and isinstance(value.get("path"), str):
-            path = _joined(_folder_of(metadataset), value["path"])
+            path = _join_path(_parent_folder(metadataset), value["path"])
             if is_metadataset(path):
                 yield from packed_datasets(path)
             elif read_meta(path, MANIFEST) is not None:
@@ -145,7 +145,7 @@ def packed_datasets(metadataset: str | Path) -> Iterator[str | Path]:
 
 def read_meta(dataset: str | Path, name: str) -> bytes | None:
     """Return the bytes of a file in `.nv-meta` of a dataset; None if it is not there."""
-    return _read(_joined(dataset, f"{META_FOLDER}/{name}"))
+    return _read(_join_path(dataset, f"{META_FOLDER}/{name}"))
 
 
 def hash_of(data: bytes) -> str:
@@ -158,7 +158,7 @@ def read_unchanged(dataset: str | Path, name: str, written_hash: str | None = No
     if data is None:
         raise ValueError(f"{dataset} has no {META_FOLDER}/{name}: get the dataset again, or pack again")
     if written_hash is None:
-        written_hash = json_value(read_meta(dataset, MANIFEST) or b"{}").get("hashes", {}).get(name)
+        written_hash = parse_json(read_meta(dataset, MANIFEST) or b"{}").get("hashes", {}).get(name)
     if hash_of(data) != written_hash:
         raise ValueError(f"{dataset}: {META_FOLDER}/{name} is not as it was packed: get the dataset again")
     return data
@@ -175,11 +175,11 @@ def _read(path: str | Path) -> bytes | None:
         return None
 
 
-def _folder_of(path: str | Path) -> str | Path:
+def _parent_folder(path: str | Path) -> str | Path:
     return parent(str(path)) if is_address(path) else Path(path).parent
 
 
-def _joined(folder: str | Path, name: str) -> str | Path:
+def _join_path(folder: str | Path, name: str) -> str | Path:
     """Join a folder, or an address, with a name; an address is returned as a string."""
     if is_address(folder) or is_address(name):
         return joined(str(folder), name)

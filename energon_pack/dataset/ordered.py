@@ -24,7 +24,7 @@ from energon_pack.dataset.energon import write_energon_files
 from energon_pack.dataset.files import PlanFile
 from energon_pack.dataset.folder import DatasetFolder, manifest_digest
 from energon_pack.dataset.manifest import MANIFEST, ORDER_FILE
-from energon_pack.dataset.plan_counts import items_of, num_members, tables_with_counts
+from energon_pack.dataset.plan_counts import items_from_table, num_members, read_counted_columns
 from energon_pack.dataset.shards import WrittenShard
 from energon_pack.errors import PackError
 from energon_pack.plan.items import Items
@@ -36,7 +36,7 @@ from energon_pack.samples.flavors import flavor_by_name
 
 
 @dataclass(frozen=True)
-class OrderedDataset:
+class DatasetOfOrder:
     """One packed dataset of an order, which puts the packs of several datasets into one sequence."""
 
     name: str
@@ -57,7 +57,7 @@ class OrderedDataset:
         return counts
 
 
-def train_members(parts: Sequence[OrderedDataset]) -> tuple[Items, Ints, Ints]:
+def read_train_members(parts: Sequence[DatasetOfOrder]) -> tuple[Items, Ints, Ints]:
     """Read the members of all packs in the train splits of several datasets.
 
     Returns:
@@ -66,7 +66,7 @@ def train_members(parts: Sequence[OrderedDataset]) -> tuple[Items, Ints, Ints]:
     tables, sizes, of_pack, of_member = [], list[Ints](), list[Ints](), list[Ints]()
     for number, part in enumerate(parts):
         plan = PlanFile(part.folder)
-        by_shard = {table["output_shard"][0].as_py(): table for table in tables_with_counts(plan, "output_shard")}
+        by_shard = {table["output_shard"][0].as_py(): table for table in read_counted_columns(plan, "output_shard")}
         counts = part.shard_counts()
         for shard in part.split_parts()["train"]:
             table = by_shard.get(shard)
@@ -82,13 +82,13 @@ def train_members(parts: Sequence[OrderedDataset]) -> tuple[Items, Ints, Ints]:
     if not tables:
         raise PackError("no dataset has packs of the split train")
     entry = np.concatenate(of_member).astype(np.int16) if len(parts) > 1 else None
-    items = items_of(pa.concat_tables(tables, promote_options="default"))  # some parts may have sounds
+    items = items_from_table(pa.concat_tables(tables, promote_options="default"))  # some parts may have sounds
     items = items if entry is None else replace(items, entry=entry)
     return items, np.concatenate(sizes), np.concatenate(of_pack)
 
 
 def write_order_folder(
-    out: Path, parts: Sequence[OrderedDataset], order: Ints, topology: Mapping[str, int], num_turns: int
+    out: Path, parts: Sequence[DatasetOfOrder], order: Ints, topology: Mapping[str, int], num_turns: int
 ) -> None:
     """Write the folder of an order, completely or not at all, in place of `out`.
 
@@ -99,7 +99,7 @@ def write_order_folder(
     staging = out.with_name(f".{out.name}.partial-{os.getpid()}")
     staging.mkdir(parents=True)
     try:
-        _write(staging, parts, order, topology, num_turns)
+        _write_order_files(staging, parts, order, topology, num_turns)
         if out.exists():
             shutil.rmtree(out)
         staging.rename(out)
@@ -107,8 +107,8 @@ def write_order_folder(
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _write(
-    folder: Path, parts: Sequence[OrderedDataset], order: Ints, topology: Mapping[str, int], num_turns: int
+def _write_order_files(
+    folder: Path, parts: Sequence[DatasetOfOrder], order: Ints, topology: Mapping[str, int], num_turns: int
 ) -> None:
     shards = [
         WrittenShard(f"{part.path}/{name}", counts[name], 0, 0, 0, split)
@@ -136,7 +136,7 @@ def _write(
     write_whole(folder / META_FOLDER / MANIFEST, json.dumps(manifest, indent=2, sort_keys=True).encode())
 
 
-def _sum_splits(parts: Sequence[OrderedDataset]) -> dict[str, dict[str, int]]:
+def _sum_splits(parts: Sequence[DatasetOfOrder]) -> dict[str, dict[str, int]]:
     """Add up the counts of packs, samples and tokens of the datasets, by split."""
     sums: dict[str, dict[str, int]] = {}
     for part in parts:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from energon_pack.run.plain_data import json_value
+from energon_pack.run.plain_data import parse_json
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.pack_reader import READABLE_FLAVORS, PackMembers
 from energon_pack.samples.parts import Parts, ReadMedia
@@ -40,7 +40,7 @@ def packs_in(scan: TarScan) -> Iterator[PackFiles]:
 def first_json(file: File) -> Any:
     """Parse the first file of a shard, which is the JSON of its first pack."""
     _, offset, size = next(iter(TarScan(file)))
-    return json_value(file.read(offset, size))
+    return parse_json(file.read(offset, size))
 
 
 def members_of_pack(parts: Parts, flavor: str, read: ReadMedia) -> Iterable[MemberInput]:

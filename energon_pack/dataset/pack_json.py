@@ -39,10 +39,10 @@ class Pack:
     flavor: PackedFlavor = DEFAULT_FLAVOR
     references: list[Reference] = field(
         default_factory=list
-    )  # parts that lie in the source; `ShardWithMedia` reads them
+    )  # parts that lie in the source; `ShardWithReferencedMedia` reads them
 
     @cached_property
-    def members(self) -> list[dict[str, Any]] | None:
+    def json_of_members(self) -> list[dict[str, Any]] | None:
         """Return the JSON of each member; None if a field that it needs is missing or damaged."""
         with suppress(KeyError):
             return self.flavor.members(self.fields)
@@ -56,7 +56,7 @@ class Pack:
         return None
 
     @property
-    def own_part_names(self) -> list[str]:
+    def distinct_part_names(self) -> list[str]:
         """Return the names of the parts beside the JSON and the tokens, in order; [] if they are damaged."""
         each = zip(self.part_names or (), self.num_shared_media, strict=True)
         return [name for names, num_shared in each for name in names[num_shared:]]
@@ -107,9 +107,9 @@ class Pack:
         return media_type([kind for kinds in self.media_kinds for kind in kinds if kind])
 
 
-def file_with_media(file: Bytes, pack: Pack, media: DatasetMedia) -> Bytes:
+def shard_with_referenced_media(file: Bytes, pack: Pack, media: DatasetMedia) -> Bytes:
     """Return a file that holds all parts of a pack at their offsets: the shard `file`, plus media that it refers to."""
-    return ShardWithMedia(file, pack.files.end, pack.references, media) if pack.references else file
+    return ShardWithReferencedMedia(file, pack.files.end, pack.references, media) if pack.references else file
 
 
 def read_written_tokens(file: Bytes, pack: Pack) -> list[MemberTokens]:
@@ -123,7 +123,7 @@ def read_written_tokens(file: Bytes, pack: Pack) -> list[MemberTokens]:
 def messages_of(file: Bytes, pack: Pack, index: int) -> list[Message]:
     """Return the messages of the member `index`; if they lack times of frames, its patch positions give them."""
     positions = [_read_positions(file, pack, name) for name in pack.media_names[index]]
-    return pack.flavor.messages((pack.members or [])[index], positions)
+    return pack.flavor.messages((pack.json_of_members or [])[index], positions)
 
 
 def _read_positions(file: Bytes, pack: Pack, image: str) -> Any:
@@ -149,7 +149,7 @@ def parse_pack(files: PackFiles, raw: bytes | None, flavor: PackedFlavor) -> tup
         if wrong := list(reference_defects(value)):
             return unread, wrong
         references = list({part.name: part for part in chain.from_iterable(references_of(value))}.values())
-        starts = media_offsets(files.end, references)
+        starts = offsets_of_appended_media(files.end, references)
         beside = [Part(part.name, start, part.size) for part, start in zip(references, starts, strict=False)]
         files = files._replace(parts=[*files.parts, *beside])
         parts, value = {part.name: part for part in files.parts}, without_references(value, flavor)
@@ -185,12 +185,12 @@ def _contradictions(pack: Pack) -> Iterator[str]:
             yield f"member {member} has {len(ours)} media and {len(in_source)} _meta.source_parts"
 
 
-class ShardWithMedia:
+class ShardWithReferencedMedia:
     """A file made of a shard up to the end of a pack (`end`), and then the media that the pack refers to."""
 
     def __init__(self, shard: Bytes, end: int, references: Sequence[Reference], media: DatasetMedia):
         self._shard, self._references, self._media = shard, references, media
-        self._starts = media_offsets(end, references)
+        self._starts = offsets_of_appended_media(end, references)
         self.size = self._starts[-1]
         self._last: tuple[int, Bytes] = -1, shard
         self._ahead = -1  # number of the last group of media that were read together
@@ -210,6 +210,6 @@ class ShardWithMedia:
         return self._last[1].read(offset - self._starts[index], size)
 
 
-def media_offsets(end: int, references: Sequence[Reference]) -> list[int]:
+def offsets_of_appended_media(end: int, references: Sequence[Reference]) -> list[int]:
     """Return the offset of each medium, if the media follow each other from `end` on, and the end of the last one."""
     return list(accumulate((reference.size for reference in references), initial=end))

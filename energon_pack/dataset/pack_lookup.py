@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.pack_files import packs_in
-from energon_pack.dataset.pack_json import Pack, file_with_media, parse_pack
+from energon_pack.dataset.pack_json import Pack, parse_pack, shard_with_referenced_media
 from energon_pack.dataset.pack_parts import PackParts
 from energon_pack.errors import PackError
 from energon_pack.samples.bytes import Bytes
@@ -59,7 +59,7 @@ class PackLookup(PackParts):
         part = next((part for part in files.parts if part.name == "json" and part.size >= 0), None)
         raw = None if part is None else file.read(part.offset, part.size)
         pack, defects = parse_pack(files, raw, self._flavor)
-        return LocatedPack(number, name, file_with_media(file, pack, self.media), pack, defects)
+        return LocatedPack(number, name, shard_with_referenced_media(file, pack, self.media_reader), pack, defects)
 
     def all(self) -> Iterator[LocatedPack]:
         """Yield all packs in the order of the plan; after one that can't be read, the rest of its shard is left out."""

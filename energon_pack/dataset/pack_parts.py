@@ -37,7 +37,7 @@ class PackParts:
         self._indexes: dict[str, bytes] = {}
 
     @cached_property
-    def media(self) -> "DatasetMedia":
+    def media_reader(self) -> "DatasetMedia":
         """Return the media that packs refer to."""
         from energon_pack.dataset.source_media import DatasetMedia  # packs of copies do without
 
@@ -45,7 +45,7 @@ class PackParts:
 
     def read_media(self, references: "Sequence[Reference]", parts: object = None) -> list[bytes]:
         """Return the bytes of each medium that a pack refers to; `parts` is not used."""
-        return self.media.read(references)
+        return self.media_reader.read(references)
 
     @cached_property
     def shard_counts(self) -> dict[str, int]:
@@ -125,7 +125,10 @@ class PackParts:
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without open files."""
-        return {name: value for name, value in vars(self).items() if name != "media"} | {"_opened": {}, "_indexes": {}}
+        return {name: value for name, value in vars(self).items() if name != "media_reader"} | {
+            "_opened": {},
+            "_indexes": {},
+        }
 
     def __enter__(self: _Self) -> _Self:
         return self

@@ -5,14 +5,14 @@ from functools import lru_cache
 from pathlib import Path
 
 from energon_pack.dataset.input_rules_file import read_input_rules, refuse_other_ids
-from energon_pack.dataset.manifest import processor_folder, read_manifest
+from energon_pack.dataset.manifest import packing_processor_folder, read_manifest
 from energon_pack.errors import PackError
-from energon_pack.run.plain_data import node_of
+from energon_pack.run.plain_data import dataclass_from_plain
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.templates.families import ASKING_FAMILIES, AUTO
 from energon_pack.templates.model_inputs import tokens_of_member
-from energon_pack.templates.processor import load_template as load_model_template
+from energon_pack.templates.processor import build_uncached_template as load_model_template
 from energon_pack.templates.recorded_labels import labels_of_record
 from energon_pack.templates.settings import MediaConfig, ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template
@@ -33,14 +33,14 @@ def load_template(path: str | Path, processor: str | None = None, trust_remote_c
     """
     manifest = read_manifest(path)
     node = manifest["content"]["model"]
-    processor = processor or processor_folder(path) or node["hub_id"]
+    processor = processor or packing_processor_folder(path) or node["hub_id"]
     if processor is None:
         raise ValueError(f"{path}: model={node['name']} has no hub id: give its processor")
     content = manifest["content"]
     changes = {"processor": processor, "trust_remote_code": trust_remote_code}
     settings = TemplateSettings(
-        node_of(ModelConfig, {**node, **changes}),
-        node_of(MediaConfig, content["media"]),
+        dataclass_from_plain(ModelConfig, {**node, **changes}),
+        dataclass_from_plain(MediaConfig, content["media"]),
         labels_of_record(content["labels"]),
     )
     template = _build_template(settings)

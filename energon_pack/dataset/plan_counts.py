@@ -22,9 +22,9 @@ from energon_pack.steps.cost import CostModel
 _COUNTED_COLUMNS = ("pack", "media_type", "token_len", "num_supervised", "num_visual_tokens", "parts")
 
 
-def tables_with_counts(plan: PlanFile, *more: str) -> Iterator[pa.Table]:
-    """Yield each row group of a plan, with the columns that `items_of` needs and those in `more`."""
-    with plan.opened() as file:
+def read_counted_columns(plan: PlanFile, *more: str) -> Iterator[pa.Table]:
+    """Yield each row group of a plan, with the columns that `items_from_table` needs and those in `more`."""
+    with plan.open_parquet() as file:
         optional = [name for name in OPTIONAL_COLUMNS if name in file.schema_arrow.names]
     yield from plan.tables(*_COUNTED_COLUMNS, *optional, *more)
 
@@ -32,7 +32,8 @@ def tables_with_counts(plan: PlanFile, *more: str) -> Iterator[pa.Table]:
 def sums_of_written_plan(plan: PlanFile, cost: CostModel) -> PackSums:
     """Return the costs and tokens of each pack, from pack_plan.parquet."""
     sums = [
-        sums_of_plan(items_of(table), packs_of_sizes(num_members(table)), cost) for table in tables_with_counts(plan)
+        sums_of_plan(items_from_table(table), packs_of_sizes(num_members(table)), cost)
+        for table in read_counted_columns(plan)
     ]
     return PackSums(*map(np.concatenate, zip(*sums, strict=True)))
 
@@ -51,7 +52,7 @@ def num_members(table: pa.Table) -> Ints:
     return sizes
 
 
-def items_of(table: pa.Table) -> Items:
+def items_from_table(table: pa.Table) -> Items:
     """Return rows of a plan as `Items`; tokens that two members share are counted for the first of them only."""
     parts = table["parts"].combine_chunks()
     kinds, member = pc.struct_field(pc.list_flatten(parts), "kind"), pc.list_parent_indices(parts).to_numpy()

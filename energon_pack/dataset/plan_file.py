@@ -20,7 +20,7 @@ from energon_pack.plan.packs import PackPlan
 from energon_pack.plan.shard_plan import ShardPlan
 from energon_pack.run.scratch_arrays import blocks
 from energon_pack.run.seeded_random import Ints
-from energon_pack.samples.cut import with_cut_type
+from energon_pack.samples.cut import schema_with_cut_type
 
 _ROWS_AT_ONCE = 200_000  # rows to sort at a time
 _IPC_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")  # for the file of sorted rows; without it, a row has 145 bytes
@@ -28,7 +28,7 @@ _IPC_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")  # for the file of sort
 
 def write_plan(path: Path, lengths: Lengths, plan: PackPlan, shards: ShardPlan, names: Sequence[str]) -> None:
     """Write pack_plan.parquet: a row for each member, a row group for each output shard, whose names are `names`."""
-    temporary, schema = path.with_suffix(".tmp"), with_cut_type(WRITTEN_SCHEMA, lengths.cut_type)
+    temporary, schema = path.with_suffix(".tmp"), schema_with_cut_type(WRITTEN_SCHEMA, lengths.cut_type)
     if lengths.shared is not None:
         schema = pa.unify_schemas([schema, SHARED_SCHEMA])
     if lengths.items.counts["num_audio_tokens"].any():
@@ -40,7 +40,7 @@ def write_plan(path: Path, lengths: Lengths, plan: PackPlan, shards: ShardPlan, 
         ):
             chunks = _write_rows_by_shard(file, lengths, plan, plan.starts[shards.bounds])
             for (first, end), pieces, name in zip(pairwise(shards.bounds), chunks, names, strict=True):
-                table = pa.concat_tables([_read_chunk(file, *place) for place in pieces])
+                table = pa.concat_tables([_read_sorted_rows(file, *place) for place in pieces])
                 table = table.take(pc.sort_indices(table["place"])).combine_chunks()
                 sizes = np.diff(plan.starts[first : end + 1])
                 keys = pa.array([f"{shards.key_prefix}_{pack:08d}" for pack in range(first, end)])
@@ -92,6 +92,6 @@ def _write_rows_by_shard(file: BinaryIO, lengths: Lengths, plan: PackPlan, edges
     return chunks
 
 
-def _read_chunk(file: BinaryIO, offset: int, size: int) -> pa.Table:
+def _read_sorted_rows(file: BinaryIO, offset: int, size: int) -> pa.Table:
     file.seek(offset)
     return pa.ipc.open_stream(file.read(size)).read_all()

@@ -49,14 +49,14 @@ def why_too_much_lost(report: Report, max_skipped: float) -> str | None:
     if report.lost_modalities:
         return f"every {' and every '.join(report.lost_modalities)} sample was skipped"
     by_medium = {name: medium.samples_in for name, medium in report.by_media.items()}
-    if why := why_media_are_missing(report.placeholders_as_text or {}, by_medium, report.samples_in, max_skipped):
+    if why := why_placeholders_lack_media(report.placeholders_as_text or {}, by_medium, report.samples_in, max_skipped):
         return why
     if why := why_every_picture_is_removed(report.removed, by_medium):
         return why
     return None if report.samples_packed else "no sample is left to pack"
 
 
-def why_media_are_missing(
+def why_placeholders_lack_media(
     as_text: Mapping[str, Mapping[str, Any]], by_medium: Mapping[str, int], num_samples: int, max_skipped: float
 ) -> str | None:
     """Return a sentence if all placeholders of a kind stand for nothing, in more samples than `max_skipped`; else None.
@@ -78,7 +78,7 @@ def why_media_are_missing(
 def why_every_picture_is_removed(removed: Mapping[str, int] | None, by_medium: Mapping[str, int]) -> str | None:
     """Return a sentence if pictures lost their places, and no sample has one; else None.
 
-    `removed`: as in `Report`. `by_medium`: as in `why_media_are_missing`.
+    `removed`: as in `Report`. `by_medium`: as in `why_placeholders_lack_media`.
     """
     if not removed or by_medium.get(IMAGE.kind) or by_medium.get("mix"):
         return None
@@ -89,12 +89,12 @@ def why_every_picture_is_removed(removed: Mapping[str, int] | None, by_medium: M
     )
 
 
-def why_measured_media_are_missing(lengths: Lengths, max_skipped: float) -> str | None:
-    """Return the same as `why_media_are_missing`, or `why_every_picture_is_removed`, of measured samples."""
+def why_measured_samples_lack_media(lengths: Lengths, max_skipped: float) -> str | None:
+    """Return the same as `why_placeholders_lack_media`, or `why_every_picture_is_removed`, of measured samples."""
     media = lengths.items.media[: lengths.num_samples]
     by_medium = {name: int((media == code).sum()) for code, name in enumerate(MEDIA_TYPES)}
     as_text = lengths.noted.most_frequent_names("placeholders_as_text")
-    why = why_media_are_missing(as_text, by_medium, lengths.num_samples, max_skipped)
+    why = why_placeholders_lack_media(as_text, by_medium, lengths.num_samples, max_skipped)
     return why or why_every_picture_is_removed(lengths.noted.removed_pictures, by_medium)
 
 
@@ -128,13 +128,13 @@ def policies_that_keep_more(overlong: Overlong) -> str:
     return " or ".join(f"packing.overlong={one.value} {where}" for one, where in of_samples.items() if one != overlong)
 
 
-def refuse_future_loss(why: str | None, page: Path, figures: Report | Choices | None = None) -> None:
+def refuse_unpublishable_plan(why: str | None, page: Path, figures: Report | Choices | None = None) -> None:
     """Raise SamplesLost, in a run that only plans, if `why` is not None: the reason why nothing would be published."""
     if why is not None:
         raise SamplesLost(f"{why}: stage=all would publish nothing", str(page), figures.to_json() if figures else None)
 
 
-def refuse_losses(why: str, skipped: Path, final: Path, report: Report) -> NoReturn:
+def refuse_to_publish(why: str, skipped: Path, final: Path, report: Report) -> NoReturn:
     """Move the ledger (`skipped`) beside the dataset's place (`final`), and raise SamplesLost with the reason `why`."""
     kept, page = ledger_of_unpublished(final), page_of_unpublished(final, PAGE)
     shutil.move(skipped, kept)

@@ -18,14 +18,14 @@ from energon_pack.samples.flavors.captioning import PackedCaptioning
 from energon_pack.samples.flavors.multi_mix_qa import PackedMultiMixQA
 
 
-class LoongForgeChats(PackedMultiMixQA):
+class LoongForgeChatsFlavor(PackedMultiMixQA):
     """Packs for LoongForge's PackedChatMixSample: conversations, with system turns and tools."""
 
     rules = ("stacks", "formats")
     gives = ("packed_messages", "packed_images", "packed_videos")
 
 
-class LoongForgeTurns(PackedMultiMixQA):
+class LoongForgeTurnsFlavor(PackedMultiMixQA):
     """Packs for LoongForge's PackedMultiMixQASample: the questions and the answers of each member."""
 
     rules = ("turns", "stacks", "formats")
@@ -33,7 +33,7 @@ class LoongForgeTurns(PackedMultiMixQA):
     loader = "sample_loader_of_turns"
 
 
-class LlavaCaptions(PackedCaptioning):
+class LlavaCaptionsFlavor(PackedCaptioning):
     """Packs for LLaVA-OneVision-2's PackedCaptioningSample: prompts and captions of each member."""
 
     rules = (*PackedCaptioning.rules, "stacks")
@@ -41,7 +41,7 @@ class LlavaCaptions(PackedCaptioning):
 
 
 #: The first whose fields a class takes is for it.
-STACK_FLAVORS: tuple[PackedFlavor, ...] = (LoongForgeChats(), LoongForgeTurns(), LlavaCaptions())
+STACK_FLAVORS: tuple[PackedFlavor, ...] = (LoongForgeChatsFlavor(), LoongForgeTurnsFlavor(), LlavaCaptionsFlavor())
 
 ClassFields = dict[str, bool]  # field → whether the class requires it
 

@@ -23,11 +23,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from energon_pack.dataset.done_shards import mark_done, sums_if_done
+from energon_pack.dataset.done_shards import mark_done, media_sums_if_done
 from energon_pack.dataset.files import PlanRow
 from energon_pack.dataset.media_sums import sums_to_bytes
 from energon_pack.dataset.sources import RowsWithChecksums, Sources, tokens_of
-from energon_pack.dataset.tar_writer import TarComparer, TarDiffers, TarWriter, tar_size
+from energon_pack.dataset.tar_writer import TarComparer, TarDiffers, TarWriter, size_of_finished_tar
 from energon_pack.lengths.kept_tokens import KeptTokens
 from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.flavors.base import Conversation, Fields, PackedFlavor
@@ -99,7 +99,7 @@ def write_shard(job: ShardJob) -> WrittenShard:
     """Write one shard, then its `.tar.idx`. A shard that a killed run finished is kept if it has the right bytes."""
     table = pq.ParquetFile(job.plan).read_row_group(job.row_group)
     index = job.path.with_suffix(".tar.idx")
-    present = sums_if_done(job.path, job.identity) or _sums_if_finished(job, table, index)
+    present = media_sums_if_done(job.path, job.identity) or _sums_if_finished(job, table, index)
     sums = present or _write_tar(job, table, index)
     if job.identity is not None:
         mark_done(job.path, job.identity, sums)
@@ -121,7 +121,7 @@ def shard_figures(
 
 def _write_tar(job: ShardJob, table: pa.Table, index: Path) -> bytes:
     """Write a shard and its index; return the checksums of its media."""
-    parts = parts_folder(job.path.parent)
+    parts = unfinished_files_folder(job.path.parent)
     parts.mkdir(exist_ok=True)
     temporary = parts / f"{job.path.name}.{uuid.uuid4().hex}"
     with open(temporary, "wb", buffering=0) as file:
@@ -142,7 +142,7 @@ def _put_in_place(temporary: Path, path: Path, is_synced: bool) -> None:
     os.replace(temporary, path)
 
 
-def parts_folder(staging: Path) -> Path:
+def unfinished_files_folder(staging: Path) -> Path:
     """Return the folder in which files are written before they move to the staging folder, with a name of their own."""
     return staging.with_name(f"{staging.name}.parts")
 
@@ -150,7 +150,7 @@ def parts_folder(staging: Path) -> Path:
 def num_unfinished_bytes(staging: Path) -> int:
     """Return the number of bytes that are written of unfinished shards."""
     num_bytes = 0
-    with suppress(OSError), os.scandir(parts_folder(staging)) as entries:
+    with suppress(OSError), os.scandir(unfinished_files_folder(staging)) as entries:
         for entry in entries:
             with suppress(OSError):  # it was finished meanwhile
                 num_bytes += entry.stat().st_size
@@ -171,7 +171,7 @@ def _sums_if_finished(job: ShardJob, table: pa.Table, index: Path) -> bytes | No
             expected = write_packs(TarComparer(file.fileno()), job, table)
         except TarDiffers:
             return None
-    size = tar_size(int(np.frombuffer(expected.tar_index, "<u8")[-1]))
+    size = size_of_finished_tar(int(np.frombuffer(expected.tar_index, "<u8")[-1]))
     is_same = index.read_bytes() == expected.tar_index and job.path.stat().st_size == size
     return expected.media_sums if is_same else None
 
@@ -191,10 +191,12 @@ def write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> WrittenPacks:
         places = iter(job.token_places.tolist())
         rows = zip(rows_of(table, PlanRow), job.checksums.tolist(), strict=True)
         put = _write_with_media if job.source_root is None else _write_with_references
-        for members in sources.read_ahead(_in_groups_of_packs(rows), are_copied=job.source_root is None):
+        for members in sources.read_ahead(_groups_of_whole_packs(rows), are_copied=job.source_root is None):
             of_each = zip(members, islice(places, len(members)), strict=True)
             known = [None if row.cut else kept.find(place, checksum) for (row, checksum), place in of_each]
-            samples = [sources.read(row, job.settings, its) for (row, _), its in zip(members, known, strict=True)]
+            samples = [
+                sources.read_without_media(row, job.settings, its) for (row, _), its in zip(members, known, strict=True)
+            ]
             tokens = tokens_of(members, samples, known, sources, job.template_folder, job.engine)
             each = zip(members, samples, tokens, strict=True)
             whole = (_PackMember(row, checksum, sample, its) for (row, checksum), sample, its in each)
@@ -211,7 +213,7 @@ def write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> WrittenPacks:
     return WrittenPacks(np.array(starts, dtype="<u8").tobytes(), sums_to_bytes(bounds, tar.checksums))
 
 
-def _in_groups_of_packs(rows: Iterable[tuple[PlanRow, int]]) -> Iterator[RowsWithChecksums]:
+def _groups_of_whole_packs(rows: Iterable[tuple[PlanRow, int]]) -> Iterator[RowsWithChecksums]:
     """Yield members of whole packs, several packs at once: a tokenizer is faster with many texts."""
     together: RowsWithChecksums = []
     bytes_left = _BYTES_AT_ONCE
@@ -283,7 +285,7 @@ def _write_with_media(tar: TarWriter, pack: _PackContent, sources: Sources, root
     _add_json_and_tokens(tar, pack, pack.value)
     return [
         [
-            sources.read_ends(member.row, part)
+            sources.read_part_ends(member.row, part)
             if number < member.row.num_shared_media
             else sources.copy_part(tar, f"{pack.key}.{name}", member.row, part)
             for number, (name, part) in enumerate(its)

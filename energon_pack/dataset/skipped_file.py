@@ -47,7 +47,7 @@ def ledger_entries(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> 
             elif reason is None:
                 is_cut = lengths.is_cut[item]
                 counts = {name: int(values[place]) for name, values in most.items()} if is_cut else row
-                reason, detail = _reason_and_detail(counts, LEFT_OUT[code], packing)
+                reason, detail = _reason_and_detail_of_left_out(counts, LEFT_OUT[code], packing)
                 most_of = "both sides together" if lengths.has_pairs else "of what it becomes, the most"
                 detail = f"{most_of}: {detail}" if is_cut else detail
             yield {
@@ -80,7 +80,9 @@ def _cut_off_detail(number: int, token_len: int, packing: PackingConfig) -> str:
     return f"{lost}: nothing is trained in the parts that hold them"
 
 
-def _reason_and_detail(row: dict[str, Any], reason: Reason | None, packing: PackingConfig) -> tuple[str, str]:
+def _reason_and_detail_of_left_out(
+    row: dict[str, Any], reason: Reason | None, packing: PackingConfig
+) -> tuple[str, str]:
     assert reason is not None
     if reason is Reason.NOTHING_TRAINED:
         return reason.value, f"{NOTHING_TRAINED_DETAIL}, nor of those it would share a pack with"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from energon_pack.dataset.manifest import REPORT
 from energon_pack.errors import PackError
-from energon_pack.run.plain_data import json_value
+from energon_pack.run.plain_data import parse_json
 from energon_pack.samples.bytes import Bytes
 from energon_pack.samples.parts import Parts, Reference
 from energon_pack.sources.storage import open_file, path_in
@@ -32,7 +32,7 @@ def source_root(dataset: str | os.PathLike[str]) -> str:
         return root
     try:
         with open_file(path_in(os.fspath(dataset), REPORT)) as file:
-            root = json_value(file.read(0, file.size)).get("source_root")
+            root = parse_json(file.read(0, file.size)).get("source_root")
     except (OSError, ValueError, AttributeError):
         root = None
     if not isinstance(root, str):

@@ -16,7 +16,7 @@ from energon_pack.samples.sample import AnyPart, Part
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.samples.tokens import MemberTokens
-from energon_pack.sources.reader import Reader, SourceChanged, whole_range
+from energon_pack.sources.reader import Reader, SourceChanged, whole_medium_range
 from energon_pack.sources.referenced_media import END_BYTES, Ends, end_ranges, ends_of
 from energon_pack.sources.sample import read_text_only, with_headers
 from energon_pack.sources.shard import Shard
@@ -42,9 +42,9 @@ class Sources:
         def samples(pack: RowsWithChecksums) -> Iterator[tuple[Shard, PlanRow]]:
             return ((self._shards[row.shard], row) for row, _ in pack)
 
-        return self._reader.read_ahead(packs, samples, whole_range if are_copied else end_ranges)
+        return self._reader.iterate_with_read_ahead(packs, samples, whole_medium_range if are_copied else end_ranges)
 
-    def read(self, row: PlanRow, settings: ReadSettings, kept: KeptSample | None = None) -> ReadSample:
+    def read_without_media(self, row: PlanRow, settings: ReadSettings, kept: KeptSample | None = None) -> ReadSample:
         """Read a sample without its media; its conversation is that in `kept`, or is parsed if `kept` has none."""
         shard, lead = self._shards[row.shard], self._header_size(row)
         raw = self._reader.raw(shard, row, lead)
@@ -57,7 +57,7 @@ class Sources:
         except Skip as skip:  # it could be read when it was measured
             raise self.changed_error(row) from skip
 
-    def with_headers(self, row: PlanRow, sample: ReadSample) -> ReadSample:
+    def with_media_headers(self, row: PlanRow, sample: ReadSample) -> ReadSample:
         """Return a sample that `read` returned, with the headers of its media, which tokenizing needs."""
         try:
             return with_headers(self._reader, self._shards[row.shard], sample)
@@ -66,7 +66,7 @@ class Sources:
 
     def read_member(self, row: PlanRow, *, settings: ReadSettings, checksum: int) -> MemberInput:
         """Read a sample with its media, in the form that training encodes."""
-        sample = self.read(row, settings)
+        sample = self.read_without_media(row, settings)
         media = [self.checked_file(row, part).read(part.offset, part.size) for part in sample.parts]
         self.refuse_changed(row, sample, (data[:END_BYTES] + data[-END_BYTES:] for data in media), checksum)
         return sample.member(row.sample_id, media, row.token_len)
@@ -77,7 +77,7 @@ class Sources:
         self._check_header(header, row, part)
         return ends
 
-    def read_ends(self, row: PlanRow, part: AnyPart) -> bytes:
+    def read_part_ends(self, row: PlanRow, part: AnyPart) -> bytes:
         """Return the first and last `END_BYTES` bytes of a part."""
         ends = ends_of(self._file(row, part), part.offset, part.size, self._header_size(row))
         self._check_header(ends.header, row, part)
@@ -152,7 +152,7 @@ def tokens_of(
     """
     tokens = [its and its.tokens for its in kept]
     missing = [number for number, its in enumerate(kept) if its is None]
-    read = {number: sources.with_headers(members[number][0], samples[number]) for number in missing}
+    read = {number: sources.with_media_headers(members[number][0], samples[number]) for number in missing}
     as_seen = {number: Sample(its.timed_messages, its.media, its.tools, its.options) for number, its in read.items()}
     with suppress(Skip):  # each alone, to name the one
         for number, its in zip(missing, _tokenize(template_folder, [*as_seen.values()], engine), strict=True):
@@ -164,7 +164,9 @@ def tokens_of(
         ids = _counts_text(known) if known is not None else _counts_of_sample(template_folder, as_seen[number], engine)
         if ids != f"{member.token_len} tokens, {member.num_supervised} of them trained":
             sample = samples[number]
-            sources.refuse_changed(member, sample, (sources.read_ends(member, part) for part in sample.parts), checksum)
+            sources.refuse_changed(
+                member, sample, (sources.read_part_ends(member, part) for part in sample.parts), checksum
+            )
             raise LengthsWrong(
                 f"{member.sample_id} has {ids} when it is written, and {member.token_len} and {member.num_supervised}"
                 f" as measured with measure.engine={engine}, or by other versions: nothing is published; the same"

@@ -11,7 +11,7 @@ from energon_pack.sources.tar import BLOCK
 _BUFFER_BYTES = 256 << 10  # 1 MB takes twice the CPU where two threads share a second-level cache
 
 
-def tar_size(position: int) -> int:
+def size_of_finished_tar(position: int) -> int:
     """Return the bytes of a tar whose last file ends at `position`: two zero blocks follow, and fill up a record."""
     end = position + 2 * BLOCK
     return end + -end % tarfile.RECORDSIZE
@@ -95,7 +95,7 @@ class TarWriter:
 
     def finish(self) -> None:
         """Finish the tar: two zero blocks, then zeros up to a full record."""
-        self._put(bytes(tar_size(self.position) - self.position))
+        self._put(bytes(size_of_finished_tar(self.position) - self.position))
         self._flush()
 
     def _put(self, data: bytes) -> None:

@@ -70,7 +70,7 @@ def _show_pack(options: argparse.Namespace) -> int:
         print_pack(view, options.full)
         following = min(number + 1, len(opened.packs) - 1)
         print_commands(
-            f"python -m energon_pack.inspect {shlex.quote(options.given[0])} {following}", _other_options(options)
+            f"python -m energon_pack.inspect {shlex.quote(options.given[0])} {following}", _unused_options(options)
         )
     return 0
 
@@ -84,7 +84,7 @@ def _write_page(out: str, page: str) -> None:
     say(f"written: {out} ({len(page) / 1000:,.0f} kB)\n")
 
 
-def _other_options(options: argparse.Namespace) -> list[str]:
+def _unused_options(options: argparse.Namespace) -> list[str]:
     """Return the options of `inspect` that were not used yet, for the line of next commands."""
     return ["a sample", "--random", *["--tokens"] * (not options.tokens), *["--html OUT"] * (not options.html)]
 

@@ -85,7 +85,7 @@ class OpenDataset:
     def view(self, located: LocatedPack, vocabulary: "Vocabulary | None" = None, max_thumbnails: int = 0) -> PackView:
         """Return a pack in the form that terminal and page show. `vocabulary`: turns ids into text; None: no text."""
         plan, key = self.plan, located.pack.files.key
-        rows = plan.members({key}).get(key) if plan else None
+        rows = plan.rows_of_packs({key}).get(key) if plan else None
         longest = self.manifest.get("max_token_len")
         place = PackPlace(located.number, len(self.packs), located.shard, longest if type(longest) is int else None)
         return pack_view(located.file, located.pack, place, rows, vocabulary, max_thumbnails, located.defects)
@@ -104,7 +104,7 @@ def open_dataset(dataset: str | Path) -> OpenDataset:
     report = _read_object(folder, REPORT, notes)
     packs = PackLookup(folder, flavor_by_name(manifest.get("flavor")))
     if not folder.shards:
-        below = list(islice(filter(has_manifest, map(folder.path_of, folder.other_folders)), 4))
+        below = list(islice(filter(has_manifest, map(folder.path_of, folder.other_subfolders)), 4))
         beside = f"; packed datasets in it: {', '.join(below)}" if below else ""
         raise PackError(f"{folder} is no packed dataset: no *.tar there{beside}")
     if not (manifest or folder.has(PLAN)):
@@ -141,15 +141,17 @@ def description_lines(opened: OpenDataset) -> Iterator[str]:
     if isinstance(fill := report.get("fill"), (int, float)):
         facts.append(f"fill {fill:.2%} of {_count_text(manifest.get('max_token_len'))}")
     yield " · ".join(facts)
-    kinds = [f"{kind} {_count_text(value_at(of, 'samples'))}" for kind, of in _items_of(report.get("by_media"))]
-    parts = [f"{split} {_count_text(value_at(of, 'packs'))} packs" for split, of in _items_of(report.get("by_split"))]
+    kinds = [f"{kind} {_count_text(value_at(of, 'samples'))}" for kind, of in _items_or_none(report.get("by_media"))]
+    parts = [
+        f"{split} {_count_text(value_at(of, 'packs'))} packs" for split, of in _items_or_none(report.get("by_split"))
+    ]
     yield " · ".join(f"{name}: {', '.join(said)}" for name, said in (("samples", kinds), ("splits", parts)) if said)
     processor = value_at(report, "config", "model", "processor") or value_at(manifest, "content", "model", "hub_id")
     is_demo = report and value_at(report, "config", "source", "path") is None
     yield f"processor when it was packed: {'of the built-in demo' if is_demo else processor}"
 
 
-def _items_of(value: Any) -> Any:
+def _items_or_none(value: Any) -> Any:
     return value.items() if isinstance(value, dict) else ()
 
 

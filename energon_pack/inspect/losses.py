@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 
 from energon_pack.dataset.publish_limits import (
-    why_measured_media_are_missing,
+    why_measured_samples_lack_media,
     why_too_much_bad_data,
     why_too_much_dropped,
 )
@@ -45,7 +45,7 @@ def print_losses(lengths: Lengths, examples: Mapping[str, tuple[str, str]]) -> N
         say(line)
 
 
-def print_cuts(report: Report, packing: PackingConfig) -> None:
+def print_cut_losses(report: Report, packing: PackingConfig) -> None:
     """Print how many tokens cutting loses at `packing.max_token_len`, and whether that prevents publishing."""
     for line in part_lines(report):
         say(f"packing.overlong={packing.overlong.value}, {packing.max_token_len:,} tokens a pack: {line}")
@@ -74,7 +74,7 @@ def why_not_published(
             return f"every {medium} sample would be skipped"
     return (
         why_too_much_bad_data(choices, max_skipped)
-        or why_measured_media_are_missing(lengths, max_skipped)
+        or why_measured_samples_lack_media(lengths, max_skipped)
         or _why_too_much_overlong(best, packing)
     )
 

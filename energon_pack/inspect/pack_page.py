@@ -31,13 +31,15 @@ def pack_page(
         *(tag("p", note, class_="bad") for note in opened.notes),
         pack_section(view, _MAX_CHARS, _MAX_MEMBERS),
         *(
-            section(f"What training gets: {layout}", _batch(opened, located, layout, processor, how), says=_BATCH_NOTE)
+            section(
+                f"What training gets: {layout}", _batch_table(opened, located, layout, processor, how), says=_BATCH_NOTE
+            )
             for layout in layouts
         ),
     )
 
 
-def _batch(
+def _batch_table(
     opened: OpenDataset, located: LocatedPack, layout: str, processor: str | None, how: Mapping[str, Any]
 ) -> Html:
     """Return a table of one pack's batch: shape, type and first values of each key; or the error that prevents it."""

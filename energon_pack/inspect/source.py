@@ -32,7 +32,7 @@ from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.cut import member_id
 from energon_pack.samples.keys import similar_key_hint
 from energon_pack.samples.media.kinds import KINDS
-from energon_pack.samples.pairs import sides_of_pair
+from energon_pack.samples.pairs import cuts_of_pair
 from energon_pack.samples.placeholders import num_media_before
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.sample import media_type
@@ -45,7 +45,7 @@ from energon_pack.sources.shard import Shard
 from energon_pack.sources.source_path import find_source, source_line
 from energon_pack.sources.wds import damage_of, dotted_keys_error, index_metadata
 from energon_pack.steps.topology import Topology
-from energon_pack.templates.processor import load_template
+from energon_pack.templates.processor import build_uncached_template
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import TemplateSettings, Untrained
 from energon_pack.templates.template import Template
@@ -89,7 +89,7 @@ def show_sample(options: argparse.Namespace) -> int:
     say(f"read as: {source_line(source)}")
     remarks += [missing] if missing else []
     print_sample(looked.view, where, looked.raw, remarks, options.full)
-    print_rejected(looked, None)
+    print_rejected_side(looked, None)
     words = " ".join(map(shlex.quote, ["--source", options.source, *overrides]))
     following = number + 1 if options.random is None else "--random"
     print_commands(f"python -m energon_pack.inspect {words} {following}", ["an id", "--random"])
@@ -122,7 +122,7 @@ def look_at_sample(
     except Skip as skip:
         view = MemberView(sample_id, skip.media_type or "unknown", None, None, None, refused=str(skip))
         return ShownSample(view, _short_json(raw, most=None))
-    cuts = sides_of_pair(sample.messages, sample.kinds) if sample.rejected else []
+    cuts = cuts_of_pair(sample.messages, sample.kinds) if sample.rejected else []
     sides = [cut_part(sample, cut) for cut in cuts]
     views = [sample_view(side, member_id(sample_id, cut.part), template) for side, cut in zip(sides, cuts, strict=True)]
     view, *rejected = views or [sample_view(sample, sample_id, template)]
@@ -145,7 +145,7 @@ def look_at_sample(
     return ShownSample(view, _short_json(raw), remarks, *rejected)
 
 
-def print_rejected(looked: ShownSample, most: int | None) -> None:
+def print_rejected_side(looked: ShownSample, most: int | None) -> None:
     """Print the rejected side of a preference pair; `most`: characters of its text, None: all."""
     if looked.rejected is not None:
         print_heading(looked.rejected.sample_id)
@@ -191,7 +191,7 @@ def _why_pair_left_out(
 def _load_template(settings: TemplateSettings) -> tuple[Template | None, str | None]:
     """Return the template, or None and a sentence that says why there is none."""
     try:
-        return load_template(settings), None
+        return build_uncached_template(settings), None
     except (OSError, ValueError, ImportError) as error:
         return None, f"no tokens: {' '.join(str(error).split())[:300]}"
 

@@ -24,24 +24,24 @@ from energon_pack.config.stage_settings import StageSettings
 from energon_pack.errors import PackError, SamplesLost, amount
 from energon_pack.inspect.losses import (
     example_losses,
-    print_cuts,
+    print_cut_losses,
     print_losses,
     settings_that_allow_losses,
     why_not_published,
 )
-from energon_pack.inspect.source import look_at_sample, print_rejected
+from energon_pack.inspect.source import look_at_sample, print_rejected_side
 from energon_pack.lengths.index import every_nth_sample
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.pack_lengths import Choice, Choices, try_lengths
 from energon_pack.plan.report import num_lost_to_bad_data
 from energon_pack.plan.settings import CUTTING_POLICIES
-from energon_pack.report.contact_sheet import rows_at
+from energon_pack.report.contact_sheet import read_lengths_rows
 from energon_pack.report.images import ShrinkAdvice, advise_to_shrink
 from energon_pack.report.remark import share_of_samples
 from energon_pack.report.terminal_summary import print_choices
 from energon_pack.report.views.screens import member_blocks, print_blocks, print_heading
 from energon_pack.report.views.text import Sentence
-from energon_pack.report.which_length import MOST_DROPPED, length_advice, lengths_to_choose, recommend_length
+from energon_pack.report.which_length import MOST_DROPPED, length_advice, lengths_to_try_if_unset, recommend_length
 from energon_pack.run.command import EXIT_CODES, positive_int, run_tool, tool_parser
 from energon_pack.run.console import say
 from energon_pack.run.executors import Executor
@@ -161,7 +161,7 @@ def _measure_spread_samples(
     measured = measuring.measure_source(source, chosen, method, settings.lengths, workshop)
     folder = measured.method.template_folder
     lens, positions = config.report.lens, max_positions(processor_folder_of(folder))
-    tried = lengths_to_choose(lens, config.packing, measured.lengths.items, positions)
+    tried = lengths_to_try_if_unset(lens, config.packing, measured.lengths.items, positions)
     share = len(shards) / len(source.shards) / step
     choices = try_lengths(measured.lengths, config.packing, tried, positions)
     choices = replace(choices, lens=[row.scaled(1 / share) for row in choices.lens])
@@ -189,10 +189,12 @@ def _try_source(
             if with_cure.is_better_than(cured):
                 cures, cured, useless = [*cures, *cure], with_cure, useless[: -len(cure)]
     print_heading("── what would be lost")
-    print_losses(lengths, {reason: (name, _with_verdict(text, useless)) for reason, (name, text) in examples.items()})
+    print_losses(
+        lengths, {reason: (name, _mark_useless_cure(text, useless)) for reason, (name, text) in examples.items()}
+    )
     if config.packing.overlong in CUTTING_POLICIES:
         planned = plan_source(tried.measured, tried.settings.plan, tried.workshop)
-        print_cuts(planned.report, config.packing)
+        print_cut_losses(planned.report, config.packing)
     if not (cured.measured.lengths.items.lens > 0).any():
         raise SamplesLost(f"{arguments.path}: no sample can be packed: what would be lost, above, says why")
     print_heading("── the pack length to choose")
@@ -233,14 +235,14 @@ def _show_samples(settings: StageSettings, lengths: Lengths, template: Template,
     """
     numbers = _samples_to_show(lengths)
     print_heading("── as they are trained: what counts is green, or «so»")
-    rows = {place: (shard, row) for place, shard, row, _ in rows_at(lengths, np.array([*numbers]))}
+    rows = {place: (shard, row) for place, shard, row, _ in read_lengths_rows(lengths, np.array([*numbers]))}
     with Reader() as reader:
         for place, kind in enumerate(numbers.values()):
             looked = look_at_sample(settings, reader, *rows[place], template)
             print_heading(f"{looked.view.sample_id}  ({kind})")
             print_blocks(Sentence(remark, "bad") for remark in looked.remarks)
             print_blocks(member_blocks(looked.view), most)
-            print_rejected(looked, most)
+            print_rejected_side(looked, most)
 
 
 def _samples_to_show(lengths: Lengths) -> dict[int, str]:
@@ -266,21 +268,21 @@ def _samples_to_show(lengths: Lengths) -> dict[int, str]:
     }
 
 
-def _setting_in(detail: str) -> str | None:
+def _setting_named_in(detail: str) -> str | None:
     """Return the first setting that a detail of a loss names as its cure; None: it names none."""
     match = _SETTING_IN_DETAIL.search(detail)
     return shlex.split(match[0])[0] if match else None
 
 
-def _with_verdict(detail: str, useless: Sequence[str]) -> str:
+def _mark_useless_cure(detail: str, useless: Sequence[str]) -> str:
     """Return the detail of a loss, and that the setting which it names does not help, if it was `useless`."""
-    named = _setting_in(detail)
+    named = _setting_named_in(detail)
     return f"{detail} ({named} was tried, and does not help)" if named in useless else detail
 
 
 def _settings_to_try(tried: TrialRun, examples: Mapping[str, tuple[str, str]]) -> list[list[str]]:
     """Return lists of settings to try: those that details of losses name, and settings for smaller media."""
-    typed = [[named] for named in dict.fromkeys(_setting_in(detail) for _, detail in examples.values()) if named]
+    typed = [[named] for named in dict.fromkeys(_setting_named_in(detail) for _, detail in examples.values()) if named]
     if tried.shrink_advice:
         return [*typed, tried.shrink_advice.knob.split()]
     are_dropped = tried.best is not None and tried.best.dropped_tokens_share > MOST_DROPPED

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from energon_pack.dataset.encoder import read_rules, tokenizer_of
-from energon_pack.dataset.manifest import processor_folder
+from energon_pack.dataset.manifest import packing_processor_folder
 from energon_pack.errors import one_line
 from energon_pack.inspect.dataset import OpenDataset
 from energon_pack.report.views.spans import Vocabulary
@@ -26,7 +26,7 @@ def vocabulary_for(
 def _load_vocabulary(opened: OpenDataset, processor: str | None, trust_remote_code: bool) -> Vocabulary:
     """Load the tokenizer of a dataset; raises as `read_rules` and `tokenizer_of`."""
     path = opened.folder.path
-    rules = read_rules(path, processor or processor_folder(path), trust_remote_code)
+    rules = read_rules(path, processor or packing_processor_folder(path), trust_remote_code)
     if not any(Path(rules.folder).iterdir()):  # a dataset of text keeps no tokenizer
         rules = read_rules(path, processor_of(opened, None), trust_remote_code)
     tokenizer = tokenizer_of(rules, path).backend_tokenizer

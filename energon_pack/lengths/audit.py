@@ -26,12 +26,12 @@ from energon_pack.run.files import write_whole
 from energon_pack.run.heavy_imports import faster_imports
 from energon_pack.run.workshop import Workshop
 from energon_pack.samples.media.kinds import KINDS
-from energon_pack.samples.media.prepared import media_inputs, prepared_media
+from energon_pack.samples.media.prepared import prepared_media, processor_arguments
 from energon_pack.samples.media.streams import UndecodableError
 from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.skip import Skip
 from energon_pack.samples.tokens import SeenMedium
-from energon_pack.sources.reader import Reader, whole_range
+from energon_pack.sources.reader import Reader, whole_medium_range
 from energon_pack.sources.rows import MeasuredRow, rows_of
 from energon_pack.sources.sample import read_again
 from energon_pack.sources.shard import Shard
@@ -132,11 +132,11 @@ def start(
     kept = result_file("audit", measured, method, share, seed)
     if kept.exists():
         return StartedAudit(method, kept, Audit(**{**json.loads(kept.read_bytes()), "is_known": True}))
-    jobs = [AuditJob(part, method) for part in _job_rows(draw(measured, share, seed))]
+    jobs = [AuditJob(part, method) for part in _split_into_jobs(draw(measured, share, seed))]
     return StartedAudit(method, kept, workshop.executor.start(audit, jobs[0]) if jobs else Audit(0, 0), jobs[1:])
 
 
-def _job_rows(rows: Sequence[DrawnRows]) -> list[list[DrawnRows]]:
+def _split_into_jobs(rows: Sequence[DrawnRows]) -> list[list[DrawnRows]]:
     """Split the drawn rows into the jobs of an audit, of about `_JOB_SAMPLES` samples each."""
     parts: list[list[DrawnRows]] = []
     num = _JOB_SAMPLES
@@ -193,7 +193,7 @@ def audit(job: AuditJob) -> Audit:
         checked = [(shard, row) for shard, row in samples if not (row.parts and note)]
         num_unchecked += len(samples) - len(checked)
         with Reader() as reader:
-            for shard, row in reader.read_ahead(checked, lambda one: [one], whole_range):
+            for shard, row in reader.iterate_with_read_ahead(checked, lambda one: [one], whole_medium_range):
                 try:
                     difference = _difference(processor, template, reader, shard, row, job)
                 except UndecodableError as error:
@@ -275,4 +275,6 @@ def _full_processor_ids(
     except OSError as error:  # of an image
         raise UndecodableError(one_line(error, 160)) from None
     first, end = sample.options.token_range or (0, None)
-    return full_processor_ids(processor, template, sample, media_inputs(template.input_rules, prepared))[first:end]
+    return full_processor_ids(processor, template, sample, processor_arguments(template.input_rules, prepared))[
+        first:end
+    ]

@@ -12,7 +12,7 @@ from energon_pack.run.executors import Executor
 from energon_pack.run.seeded_random import Ints
 from energon_pack.run.workshop import Workshop
 from energon_pack.samples.skip import Reason
-from energon_pack.sources.reader import NOT_THERE, state_of
+from energon_pack.sources.reader import NOT_THERE, state_of_medium
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import FileState
 
@@ -46,7 +46,7 @@ def stale_rows(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]], execu
     return stale
 
 
-def rows_to_write(table: pa.Table, numbers: Ints, rows: Ints, stale: StaleRows) -> npt.NDArray[np.bool_]:
+def rows_to_cache(table: pa.Table, numbers: Ints, rows: Ints, stale: StaleRows) -> npt.NDArray[np.bool_]:
     """Return for each measured row whether to write it to the cache: not if its sample is left out as it was before.
 
     `numbers` are the shard indices of the rows of `table`, `rows` their row numbers in these shards. If equal rows were
@@ -54,12 +54,12 @@ def rows_to_write(table: pa.Table, numbers: Ints, rows: Ints, stale: StaleRows) 
     """
     if not stale:
         return np.ones(table.num_rows, np.bool_)
-    messages = map(_message, table["reason"].to_pylist(), table["detail"].to_pylist())
+    messages = map(_skip_message, table["reason"].to_pylist(), table["detail"].to_pylist())
     places = zip(numbers.tolist(), rows.tolist(), messages, strict=True)
     return np.array([now is None or stale.get(number, {}).get(row) != now for number, row, now in places], np.bool_)
 
 
-def _message(reason: str | None, detail: str | None) -> str | None:
+def _skip_message(reason: str | None, detail: str | None) -> str | None:
     return None if reason is None else f"{reason}: {detail}"
 
 
@@ -97,11 +97,11 @@ def _stale_rows_of_chunk(job: _Job) -> _StaleRowsOfChunk:
     changes: _StaleRowsOfChunk = []
     columns = (table[name].to_pylist() for name in ("reason", "detail", "files"))
     for row, (number, reason, detail, files) in enumerate(zip(chunk.owners_of_rows.tolist(), *columns, strict=True)):
-        why, message = (reason, _message(reason, detail)) if reason in _MEDIA_SKIP_REASONS else (None, None)
+        why, message = (reason, _skip_message(reason, detail)) if reason in _MEDIA_SKIP_REASONS else (None, None)
         for name, size, version in (file.values() for file in files or ()):
             path = shards[number].path_of(name)
             if path not in states:
-                states[path] = state_of(path) or NOT_THERE
+                states[path] = state_of_medium(path) or NOT_THERE
             if states[path] != (size, version):
                 why, message = name, None
                 break

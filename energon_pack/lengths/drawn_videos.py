@@ -15,7 +15,7 @@ from energon_pack.lengths.measure import MeasuredShard, measure_shards
 from energon_pack.lengths.method import Method
 from energon_pack.run.console import say
 from energon_pack.run.files import write_whole
-from energon_pack.run.stores.requests import raising_store_errors
+from energon_pack.run.stores.requests import reraising_store_errors
 from energon_pack.run.workshop import Workshop
 from energon_pack.samples.media.kinds import VIDEO
 from energon_pack.samples.skip import Skip
@@ -36,7 +36,7 @@ class _OtherCount:
     num_frames: int
 
 
-def with_decoded_videos(
+def remeasure_by_decoding(
     measured: list[MeasuredShard], method: Method, share: float, seed: int, workshop: Workshop
 ) -> list[MeasuredShard]:
     """Return measured shards; where a drawn video's packets are not its frames, the shard is measured by decoding.
@@ -47,7 +47,7 @@ def with_decoded_videos(
     kept = result_file("decoded", measured, method, share, seed)
     found = _read_counts(kept)
     if found is None:
-        drawn = filter(None, map(_with_video, draw(measured, share, seed)))
+        drawn = filter(None, map(_only_with_video, draw(measured, share, seed)))
         found = [one for of_job in workshop.executor.map(_other_counts, drawn) for one in of_job]
         write_whole(kept, json.dumps(list(map(asdict, found))).encode())
     if not found:
@@ -71,7 +71,7 @@ def _read_counts(kept: Path) -> list[_OtherCount] | None:
         return None
 
 
-def _with_video(drawn: DrawnRows) -> DrawnRows | None:
+def _only_with_video(drawn: DrawnRows) -> DrawnRows | None:
     """Leave out drawn rows without a video; return None if no row is left."""
     shards, chunk, indices = drawn
     parts = chunk.read(["parts"])["parts"].take(indices).to_pylist()
@@ -79,7 +79,7 @@ def _with_video(drawn: DrawnRows) -> DrawnRows | None:
     return (shards, chunk, having) if having else None
 
 
-@raising_store_errors()
+@reraising_store_errors()
 def _other_counts(drawn: DrawnRows) -> list[_OtherCount]:
     """Return the videos of drawn rows whose packets are not their frames; damaged ones are left to the audit."""
     shards, chunk, indices = drawn

@@ -12,7 +12,7 @@ import pyarrow as pa
 from energon_pack.errors import PackError
 from energon_pack.lengths.table_cache import Piece, RowRun, TableCache, key_of, write_tables
 from energon_pack.run.seeded_random import Ints
-from energon_pack.run.stores.requests import raising_store_errors
+from energon_pack.run.stores.requests import reraising_store_errors
 from energon_pack.run.workshop import Workshop
 from energon_pack.sources import reader, wds
 from energon_pack.sources.sample_ratio import copy_numbers
@@ -42,13 +42,13 @@ class IndexedShard:
         return self.num_rows if self.rows is None else len(self.rows)
 
     @cached_property
-    def earlier_draws(self) -> Ints | None:
+    def earlier_draw_counts(self) -> Ints | None:
         """For each drawn row, how many earlier rows draw the same sample; None: all samples are drawn, each once."""
         return None if self.rows is None else copy_numbers(self.rows)
 
     @property
     def num_repeated(self) -> int:
-        return 0 if self.earlier_draws is None else int(np.count_nonzero(self.earlier_draws))
+        return 0 if self.earlier_draw_counts is None else int(np.count_nonzero(self.earlier_draw_counts))
 
 
 def index_shards(shards: list[Shard], keep_damaged: bool, seed: int, workshop: Workshop) -> list[IndexedShard]:
@@ -59,7 +59,7 @@ def index_shards(shards: list[Shard], keep_damaged: bool, seed: int, workshop: W
     """
     cache = index_cache(workshop)
     keys = [_key(shard) for shard in shards]
-    known = [_indexed(cache, shard, key) for shard, key in zip(shards, keys, strict=True)]
+    known = [_find_indexed(cache, shard, key) for shard, key in zip(shards, keys, strict=True)]
     todo = [number for number, item in enumerate(known) if item is None]
     jobs = (
         (cache.folder, cache.number, [shards[number] for number in batch], [keys[number] for number in batch])
@@ -74,12 +74,12 @@ def index_shards(shards: list[Shard], keep_damaged: bool, seed: int, workshop: W
             workshop.progress.add(num_bytes=num_bytes)
             advance(num_shards, size)
     for number in todo:
-        known[number] = _indexed(cache, shards[number], keys[number])
+        known[number] = _find_indexed(cache, shards[number], keys[number])
     indexed = [item for item in known if item is not None]
     assert len(indexed) == len(shards)
     if not keep_damaged:
         refuse_damaged((item.shard, item.index_metadata) for item in indexed)
-    return [_drawn(item, seed) for item in indexed]
+    return [_with_drawn_rows(item, seed) for item in indexed]
 
 
 def refuse_damaged(indexed: Iterable[tuple[Shard, Mapping[str, str]]]) -> None:
@@ -102,7 +102,7 @@ def _damage_error(shard: Shard, offset: int, defect: str, num_others: int) -> Pa
     return PackError(f"damaged {where}; source.on_damaged=keep packs what is whole")
 
 
-def _drawn(item: IndexedShard, seed: int) -> IndexedShard:
+def _with_drawn_rows(item: IndexedShard, seed: int) -> IndexedShard:
     rows = item.shard.drawn(item.num_rows, seed)
     if rows is None:
         return item
@@ -155,7 +155,7 @@ def _index_job(job: tuple[Path, int, list[Shard], list[str]]) -> tuple[int, int,
         num_rows = 0
 
     for shard, key in zip(shards, keys, strict=True):
-        with raising_store_errors():
+        with reraising_store_errors():
             table = shard.index()
         about = wds.index_metadata(table)
         about["num_rows"] = str(table.num_rows)
@@ -171,7 +171,7 @@ def _index_job(job: tuple[Path, int, list[Shard], list[str]]) -> tuple[int, int,
     return len(shards), sum(shard.size for shard in shards), paths
 
 
-def _indexed(cache: TableCache, shard: Shard, key: str) -> IndexedShard | None:
+def _find_indexed(cache: TableCache, shard: Shard, key: str) -> IndexedShard | None:
     about = cache.note(key)
     if about is None:
         return None

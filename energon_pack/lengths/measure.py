@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from energon_pack.errors import PackError
-from energon_pack.lengths.changed_media import StaleRows, rows_to_write, stale_rows
+from energon_pack.lengths.changed_media import StaleRows, rows_to_cache, stale_rows
 from energon_pack.lengths.index import IndexedShard, group_shards, index_cache
 from energon_pack.lengths.kept_tokens import forget_tokens, remove_oldest
 from energon_pack.lengths.method import Method
@@ -40,7 +40,7 @@ from energon_pack.templates.processor import load_saved_template
 from energon_pack.templates.tokens.engine import EngineError
 
 _JOB_SAMPLES = 2000  # samples per job: so few that one shard keeps all cores busy
-_SMALL_COST = 10_000_000  # a cost (`_cost`) so small that one process finishes before others have started
+_SMALL_COST = 10_000_000  # a cost (`_measuring_cost`) so small that one process finishes before others have started
 #: jobs, and samples per job, of a very large source: one process deals jobs to a thousand machines
 _MAX_JOBS, _MAX_JOB_SAMPLES = 20_000, 20_000
 #: time per sample without its text, and per medium, as the number of bytes of text that take as long
@@ -132,7 +132,7 @@ def _measure(
                 shards = [indexed[number].shard for number in numbers[here].tolist()]
                 # Arrow sends a slice together with all the rows that it was cut from.
                 part = samples.take(np.arange(start, start + len(shards))).combine_chunks()
-                costs.append(_cost(part))
+                costs.append(_measuring_cost(part))
                 yield MeasureJob(shards, part, method, cache.folder)
 
     num_wanted = sum(item.num_samples for item in indexed) if wanted is None else sum(map(len, wanted))
@@ -140,7 +140,7 @@ def _measure(
     with workshop.progress.stage("measure", num, "samples", total_cost) as advance:
         try:
             for table, num_bytes in workshop.executor.map(partial(with_bytes_read, measure), jobs()):
-                add_changed_rows(cache, keys, table, *slices.pop(0), stale)
+                cache_measured_rows(cache, keys, table, *slices.pop(0), stale)
                 workshop.progress.add(
                     table.num_rows, num_bytes, skipped=Counter(table["reason"].drop_null().to_pylist())
                 )
@@ -159,7 +159,7 @@ def _samples(indexed: Sequence[IndexedShard], todo: dict[int, Ints]) -> Iterator
     """
     for chunk, places, rows in _index_places(indexed, todo):
         table = chunk.read().take(pa.array(places))
-        copies = [_copies(indexed[number], mine) for number, mine in zip(chunk.numbers, rows, strict=True)]
+        copies = [_earlier_draw_counts(indexed[number], mine) for number, mine in zip(chunk.numbers, rows, strict=True)]
         keys = drawn_keys(table["key"].to_pylist(), np.arange(table.num_rows), np.concatenate(copies))
         table = table.set_column(0, table.schema.field("key"), pa.array(keys, pa.string()))
         yield np.repeat(chunk.numbers, list(map(len, rows))), np.concatenate(rows), table
@@ -182,11 +182,12 @@ def _index_places(indexed: Sequence[IndexedShard], todo: dict[int, Ints]) -> Ite
 
 def _total_cost(indexed: Sequence[IndexedShard], todo: dict[int, Ints]) -> int:
     return sum(
-        _cost(chunk.read(_COST_COLUMNS).take(pa.array(places))) for chunk, places, _ in _index_places(indexed, todo)
+        _measuring_cost(chunk.read(_COST_COLUMNS).take(pa.array(places)))
+        for chunk, places, _ in _index_places(indexed, todo)
     )
 
 
-def _cost(samples: pa.Table) -> int:
+def _measuring_cost(samples: pa.Table) -> int:
     """Estimate how long measuring takes, in bytes of text; the media of a JSONL file are not known yet."""
     names = pc.struct_field(pc.list_flatten(samples["parts"]), "name")
     num_videos = pc.sum(pc.match_substring_regex(names, _IS_VIDEO)).as_py() or 0
@@ -195,11 +196,11 @@ def _cost(samples: pa.Table) -> int:
     return int(text + _SAMPLE_COST * samples.num_rows + _IMAGE_COST * num_others + _VIDEO_COST * num_videos)
 
 
-def _copies(item: IndexedShard, rows: Ints) -> Ints:
-    return np.zeros(len(rows), np.int64) if item.earlier_draws is None else item.earlier_draws[rows]
+def _earlier_draw_counts(item: IndexedShard, rows: Ints) -> Ints:
+    return np.zeros(len(rows), np.int64) if item.earlier_draw_counts is None else item.earlier_draw_counts[rows]
 
 
-def add_changed_rows(
+def cache_measured_rows(
     cache: TableCache, keys: Sequence[str], table: pa.Table, numbers: Ints, rows: Ints, stale: StaleRows
 ) -> None:
     """Add measured rows to the cache, except samples that are left out again for the same reason.
@@ -209,12 +210,12 @@ def add_changed_rows(
         numbers, rows: for each row of `table`, the index of its shard in `keys`, and its row number in that shard.
         stale: the samples that were measured again, as `stale_rows` returns them.
     """
-    is_new = rows_to_write(table, numbers, rows, stale)
+    is_new = rows_to_cache(table, numbers, rows, stale)
     if is_new.any():
-        cache.add(table.filter(pa.array(is_new)), _records(keys, numbers[is_new], rows[is_new]))
+        cache.add(table.filter(pa.array(is_new)), _row_runs(keys, numbers[is_new], rows[is_new]))
 
 
-def _records(keys: Sequence[str], numbers: Ints, rows: Ints) -> list[RowRun]:
+def _row_runs(keys: Sequence[str], numbers: Ints, rows: Ints) -> list[RowRun]:
     """Assign the rows of a slice to their shards: one record for each run of consecutive rows."""
     is_first = np.concatenate(([True], (np.diff(numbers) != 0) | (np.diff(rows) != 1)))
     starts = np.flatnonzero(is_first)

@@ -12,7 +12,7 @@ from energon_pack.sources.shard import Shard
 _MAX_HASHES = 10_000  # media whose hashes are held
 
 
-def can_be_shared(media: Sequence[Media]) -> bool:
+def can_share_beginning(media: Sequence[Media]) -> bool:
     """Tell whether samples with these media may share a beginning: none is a sound, or a video as a list of frames."""
     return all(medium.is_seen and not (medium.settings and medium.settings.list_of_frames) for medium in media)
 
@@ -32,7 +32,7 @@ class MediaHashes:
         Returns:
             None if a video is a list of frames, or a medium is a sound: beginnings of such a sample are never shared.
         """
-        if not can_be_shared(media):
+        if not can_share_beginning(media):
             return None
         return [
             (medium.kind, blake2b(self._content(shard, part) + repr(medium).encode(), digest_size=16).digest())

@@ -37,17 +37,17 @@ class Method:
         return identity_of(self.template_folder)
 
     @property
-    def choice(self) -> TemplateChoice:
+    def template_choice(self) -> TemplateChoice:
         """Return which rules the template counts media with, and how they compared with the model's full processor."""
         return choice_of(self.template_folder)
 
-    def lines(self, asked: str) -> list[str]:
+    def template_lines(self, asked: str) -> list[str]:
         """Return the lines that a run prints about the template before it measures samples.
 
         Args:
             asked: the value of `model.template`.
         """
-        return [*self.choice.lines(asked), *template_lines(self.template_folder)]
+        return [*self.template_choice.lines(asked), *template_lines(self.template_folder)]
 
 
 def method_of_model(

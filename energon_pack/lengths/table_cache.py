@@ -80,7 +80,7 @@ class TableCache:
         self._last = time.monotonic()
         files = [(*described, path) for path in folder.glob("*.parquet") if (described := _read_records(path))]
         for number, records, path in sorted(files, key=lambda item: (item[0], item[2])):
-            self._add_file(path, number, records)
+            self._register_records(path, number, records)
 
     def find(self, key: str, num_rows: int) -> tuple[list[Piece], Ints]:
         """Return the pieces of files with the rows of a key, in row order, and the row numbers that the cache lacks.
@@ -88,7 +88,7 @@ class TableCache:
         Args:
             num_rows: the number of rows of the key, missing ones included.
         """
-        kept = self._whole_files(key)
+        kept = self._undamaged_rows(key)
         if len(kept) == 1 and kept[0][3] == num_rows:
             return [Piece(*kept[0][:2], num_rows)], _NO_ROWS
         owner = np.full(num_rows, -1)
@@ -128,7 +128,7 @@ class TableCache:
         """Make the rows of a file that `write_tables` wrote known to `find`."""
         described = _read_records(path)
         assert described is not None
-        self._add_file(path, *described)
+        self._register_records(path, *described)
 
     def forget(self, keys: Iterable[str]) -> None:
         """Make `find` miss all rows of these keys, in this run and in later runs."""
@@ -136,7 +136,7 @@ class TableCache:
         records = [RowRun(key, 0, _NUM_ROWS_IF_FORGOTTEN) for key in keys]
         self.add_file(write_tables(self.folder, self.number, pa.table({"key": pa.array([], pa.string())}), records))
 
-    def _add_file(self, path: Path, number: int, records: Sequence[Any]) -> None:
+    def _register_records(self, path: Path, number: int, records: Sequence[Any]) -> None:
         self.number = max(self.number, number + 1)
         first, name, kept = 0, str(path), self._kept
         for key, start, num_rows, note in records:
@@ -150,7 +150,7 @@ class TableCache:
                 kept[key] = [item]
             first += num_rows
 
-    def _whole_files(self, key: str) -> list[_FileRows]:
+    def _undamaged_rows(self, key: str) -> list[_FileRows]:
         kept = self._kept.get(key, [])
         return [item for item in kept if self._whole[item[0]]]
 
@@ -209,7 +209,7 @@ class Chunk:
         offsets = np.cumsum([0, *(table.num_rows for table in tables)])
         offset = dict(zip(paths, offsets.tolist(), strict=False))
         table = pa.concat_tables(tables)
-        rows = _ranges([offset[piece.path] + piece.first_row for piece in self.pieces], self._sizes)
+        rows = _join_ranges([offset[piece.path] + piece.first_row for piece in self.pieces], self._sizes)
         in_a_row = len(rows) and rows[-1] - rows[0] == len(rows) - 1 and (np.diff(rows) == 1).all()
         return table.slice(int(rows[0]), len(rows)) if in_a_row else table.take(pa.array(rows))
 
@@ -221,7 +221,7 @@ class Chunk:
     @property
     def rows_in_owners(self) -> Ints:
         """Return for each row of the chunk the number that it has in its owner."""
-        return _ranges(self.starts, self._sizes)
+        return _join_ranges(self.starts, self._sizes)
 
     @property
     def _sizes(self) -> list[int]:
@@ -255,7 +255,7 @@ def _read(path: str, columns: Sequence[str] | None) -> pa.Table:
     return table.replace_schema_metadata(None)
 
 
-def _ranges(starts: Sequence[int], sizes: Sequence[int]) -> Ints:
+def _join_ranges(starts: Sequence[int], sizes: Sequence[int]) -> Ints:
     """Join ranges: `sizes[0]` numbers from `starts[0]` on, then `sizes[1]` numbers from `starts[1]` on …"""
     counts = np.array(sizes, np.int64)
     before = np.cumsum(counts) - counts

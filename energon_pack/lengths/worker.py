@@ -15,11 +15,11 @@ from energon_pack.lengths.kept_tokens import TokenWriter
 from energon_pack.lengths.media_counts import media_counts_of
 from energon_pack.lengths.media_hashes import MediaHashes
 from energon_pack.lengths.method import Method
-from energon_pack.run.stores.requests import raising_store_errors
+from energon_pack.run.stores.requests import reraising_store_errors
 from energon_pack.samples.conversation import ReadSample
-from energon_pack.samples.cut import CUT_TYPE, with_cut_type
+from energon_pack.samples.cut import CUT_TYPE, schema_with_cut_type
 from energon_pack.samples.flavors.fit import contents_that_do_not_fit
-from energon_pack.samples.lost_media import kinds_in_vain
+from energon_pack.samples.lost_media import kinds_without_medium
 from energon_pack.samples.record import begins_with_assistant
 from energon_pack.samples.sample import AnyPart, media_type, media_type_by_name
 from energon_pack.samples.settings import ReadSettings, UnreadMedia
@@ -30,7 +30,7 @@ from energon_pack.sources.rows import IndexRow, MeasuredRow, rows_of
 from energon_pack.sources.sample import read_sample
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.tar import num_tar_bytes
-from energon_pack.templates.beginnings import beginnings
+from energon_pack.templates.beginnings import beginning_hashes
 from energon_pack.templates.processor import load_saved_template
 from energon_pack.templates.sample import Rendered, Sample
 from energon_pack.templates.template import Template
@@ -107,9 +107,9 @@ def measure(job: MeasureJob) -> pa.Table:
     """Measure the samples of a job, in a worker process; return their table, a row for each sample."""
     template = load_saved_template(job.method.template_folder)
     warnings.filterwarnings("ignore", module="PIL")  # odd EXIF and the like; unreadable files are in the ledger
-    with Reader() as reader, raising_store_errors():
+    with Reader() as reader, reraising_store_errors():
         token_writer = TokenWriter() if job.tokens_folder else None
-        rows = render_and_count(_read_all(reader, job), template, _method_of(job), token_writer)
+        rows = render_and_count(_read_all(reader, job), template, _method_with_engine(job), token_writer)
         if token_writer and job.tokens_folder:
             number = token_writer.write(job.tokens_folder)
             for row in rows:
@@ -117,7 +117,7 @@ def measure(job: MeasureJob) -> pa.Table:
         return lengths_table(rows, job.method)
 
 
-def _method_of(job: MeasureJob) -> Method:
+def _method_with_engine(job: MeasureJob) -> Method:
     """Return the method of a job; one of many texts begins with the engine that is right for many."""
     num_bytes = pc.sum(job.samples["record_size"]).as_py() or 0
     is_many = job.method.engine == "auto" and num_bytes >= MANY_TEXTS_BYTES
@@ -167,7 +167,7 @@ def _read_all(reader: Reader, job: MeasureJob) -> Iterator[tuple[LengthsRow, Rea
             row.media_type = media_type(sample.kinds)
             positions = [part for part in sample.positions if part is not None]
             parts: list[AnyPart] = [*sample.parts, *positions]
-            row.files = reader.files_of_parts(shard, parts, sample.removed)
+            row.files = reader.media_file_states(shard, parts, sample.removed)
         except Skip as skip:
             if isinstance(skip, DamagedFile) and not job.method.keep_damaged:
                 detail = f"{skip.path} {skip.defect}, or source.on_damaged=keep packs what is whole"
@@ -189,7 +189,7 @@ def set_warnings(row: LengthsRow, sample: ReadSample, settings: ReadSettings) ->
     """Set the columns of a row that warn about its sample, such as unknown keys, or placeholders without media."""
     row.placeholders_put_in = sample.placeholders_put_in
     if settings.media is not UnreadMedia.ignore:  # then such letters are meant
-        row.placeholders_as_text = kinds_in_vain(sample.messages, sample.kinds) or None
+        row.placeholders_as_text = kinds_without_medium(sample.messages, sample.kinds) or None
     row.assistant_first = begins_with_assistant(sample.messages)
     row.tools_left_out = sample.leaves_out_tools
     row.unknown_keys = [*sample.unknown[:_MAX_UNKNOWN_KEYS]] or None
@@ -215,12 +215,12 @@ def _render(row: LengthsRow, sample: ReadSample, template: Template, settings: R
     row.reasoning_left_out = rendered.leaves_out_reasoning
     row.words_left_out = rendered.leaves_out_words
     row.num_empty_answers = rendered.empty_answers.number
-    if unread := _unread_keys(sample, seen, template.spec.variables):
+    if unread := _keys_unread_by_template(sample, seen, template.spec.variables):
         row.unknown_keys = list(dict.fromkeys([*sample.unknown, *unread]))
     return _Uncounted(row, sample, seen, rendered)
 
 
-def _unread_keys(sample: ReadSample, seen: Sample, variables: Collection[str]) -> list[str]:
+def _keys_unread_by_template(sample: ReadSample, seen: Sample, variables: Collection[str]) -> list[str]:
     """Return keys of a sample that the chat template would read as variables, and variables that it does not read."""
     said = seen.options.chat_template_kwargs
     left = [key for key, value in sample.fields.items() if value and key in variables and key not in said]
@@ -261,7 +261,7 @@ def hash_media(row: LengthsRow, hashes: MediaHashes, shard: Shard, sample: ReadS
 def hash_beginnings(template: Template, samples: Sequence[tuple[LengthsRow, Rendered]]) -> None:
     """Hash beginnings of samples into the column `beginnings` of their rows, except where `media_hashes` is None."""
     asked = [(row, rendered, row.media_hashes) for row, rendered in samples if row.media_hashes is not None]
-    found = beginnings(template, [rendered for _, rendered, _ in asked], [media for _, _, media in asked])
+    found = beginning_hashes(template, [rendered for _, rendered, _ in asked], [media for _, _, media in asked])
     for (row, _, _), of_sample in zip(asked, found, strict=True):
         row.beginnings = [beginning._asdict() for beginning in of_sample] or None
 
@@ -272,7 +272,7 @@ def lengths_table(rows: Sequence[LengthsRow], method: Method, cuts: pa.StructTyp
     Args:
         cuts: the type of the column `cut`; a cut with more fields than this type is shortened.
     """
-    schema = with_cut_type(method.schema, cuts)
+    schema = schema_with_cut_type(method.schema, cuts)
     values = {field.name: list(map(attrgetter(field.name), rows)) for field in schema}
     values["cut"] = [cut and cut[: cuts.num_fields] for cut in values["cut"]]
     return pa.table([pa.array(values[field.name], field.type) for field in schema], schema=schema)

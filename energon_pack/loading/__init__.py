@@ -109,7 +109,7 @@ def load_multi_mix_qa(parts: Parts, settings: ReadSettings = _AUTO_SETTINGS) -> 
     placed = placed_record(record, kinds)
     arrays = [
         patch_positions_of(parts[listed_parts([name], key, files)[0].name]) if name else None
-        for name in placed.position_files
+        for name in placed.patch_position_files
     ]
     media = media_by_kind(parts, [(chosen[i].name, kinds[i]) for i in placed.order])
     return {

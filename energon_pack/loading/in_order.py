@@ -31,7 +31,7 @@ from energon_pack.dataset.damaged_shards import refuse_damaged_shards, unreadabl
 from energon_pack.dataset.manifest import MANIFEST, ORDER_FILE
 from energon_pack.errors import amount
 from energon_pack.run.files import META_FOLDER
-from energon_pack.run.plain_data import json_value
+from energon_pack.run.plain_data import parse_json
 from energon_pack.run.seeded_random import Ints
 from energon_pack.steps.journal import position_to_resume
 from energon_pack.steps.position import Position, State, Stream, positions_of_states
@@ -306,7 +306,7 @@ def _manifest_of(factory: Any) -> Manifest:
     """Return the dataset's energon_pack.json; empty if there is none."""
     path = getattr(factory, "path", None)
     file = None if path is None else path / META_FOLDER / MANIFEST
-    content: Manifest = json_value(file.read_bytes()) if file is not None and file.is_file() else {}
+    content: Manifest = parse_json(file.read_bytes()) if file is not None and file.is_file() else {}
     return content
 
 

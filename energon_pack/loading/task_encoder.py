@@ -158,7 +158,7 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         assert self._measuring is not None, "packing_buffer_size"
         folders = [str(sample.__sources__[0].dataset_path) if sample.__sources__ else "" for sample in samples]
         ages = [samples[-1].num_encoded_before - sample.num_encoded_before for sample in samples]
-        packs = self._measuring.choose([sample.measured for sample in samples], folders, ages, at_end)
+        packs = self._measuring.choose_packs([sample.measured for sample in samples], folders, ages, at_end)
         return [[samples[i] for i in pack] for pack in packs]
 
     def build_batch(self, dataset: Any, **settings: Any) -> Any:

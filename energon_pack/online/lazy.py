@@ -37,10 +37,10 @@ from energon_pack.samples.settings import Take
 from energon_pack.samples.skip import Skip
 from energon_pack.stages.planning import Planned
 from energon_pack.trainers.pack_datasets import PacksByNumber
-from energon_pack.training.member_encoder import UnreadMember
+from energon_pack.training.member_encoder import UnreadableMember
 from energon_pack.training.pack_encoder import PackEncoder, check_options
 from energon_pack.training.preference import refuse_sft_options
-from energon_pack.training.worker_start import try_before_workers
+from energon_pack.training.worker_start import schedule_try_at_fork
 
 __all__ = ["LazyPackedDataset"]
 
@@ -85,7 +85,7 @@ class LazyPackedDataset(PacksByNumber):
         self.encoder = PackEncoder(prepared.manifest, rules, **options)
         planned = prepared.planned
         if planned.report.by_media.keys() - {"text"}:
-            try_before_workers(self.encoder.members.media_processor)
+            schedule_try_at_fork(self.encoder.members.media_processor)
         packs = np.flatnonzero(split_of_packs(planned.lengths.items, planned.plan) == SPLITS.index(split))
         if max_packs is not None:
             packs = packs[:max_packs]
@@ -106,17 +106,19 @@ class LazyPackedDataset(PacksByNumber):
         """The figures of the first epoch's plan: skipped samples by reason, fill …; None in a DataLoader worker."""
         return None if self._plans.first is None else self._plans.first.report
 
-    def _pack(self, epoch: int, number: int) -> tuple[str, Iterator[MemberInput | UnreadMember]]:
-        return f"{self._key_prefix}_{epoch:03d}_{number:08d}", map(self._member, self._plans.items(epoch, number))
+    def _key_and_members(self, epoch: int, number: int) -> tuple[str, Iterator[MemberInput | UnreadableMember]]:
+        return f"{self._key_prefix}_{epoch:03d}_{number:08d}", map(
+            self._member, self._plans.items_of_pack(epoch, number)
+        )
 
     def _pack_sums(self, epoch: int) -> PackSums:
         return self._plans.pack_sums(epoch)
 
-    def _member(self, item: int) -> MemberInput | UnreadMember:
+    def _member(self, item: int) -> MemberInput | UnreadableMember:
         try:
             return self._samples.member(item)
         except (PackError, Skip, OSError) as error:
-            return UnreadMember(self._samples.sample_id(item), error)
+            return UnreadableMember(self._samples.sample_id(item), error)
 
     def set_epoch(self, epoch: int) -> None:
         """Switch to the packs of another epoch: as many packs, with other members and in another order.
@@ -153,7 +155,7 @@ class EpochPlans:
         self._packing, self._seed = packing, seed
         self._mapped_plans: LruCache[int, Ints] = LruCache(2)  # an epoch's last packs and the next one's first may mix
 
-    def items(self, epoch: int, pack: int) -> list[int]:
+    def items_of_pack(self, epoch: int, pack: int) -> list[int]:
         """Return the item numbers of a pack's members."""
         flat = self._written_plan(epoch)
         start, end = flat[pack], flat[pack + 1]
@@ -172,16 +174,16 @@ class EpochPlans:
 
     def plan(self, epoch: int) -> PackPlan:
         """Return the plan of an epoch; raises PackError in a pickled copy."""
-        first = self._first_planned(epoch)
+        first = self._require_first(epoch)
         size = 2 if first.lengths.has_pairs else 1
         return plan_of_epoch(first.plan, first.lengths.items, self._packing, self._seed, epoch, size)
 
     def pack_sums(self, epoch: int) -> PackSums:
         """Return sums over the members of each pack of an epoch; raises like `plan`."""
-        first = self._first_planned(epoch)
+        first = self._require_first(epoch)
         return sums_of_plan(first.lengths.items, self.plan(epoch), first.cost)
 
-    def _first_planned(self, epoch: int) -> Planned:
+    def _require_first(self, epoch: int) -> Planned:
         if self.first is None:
             raise PackError(
                 f"epoch {epoch}: this copy of the dataset (for example in a DataLoader worker) cannot plan an epoch:"

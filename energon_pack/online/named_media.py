@@ -38,7 +38,7 @@ def _with_named_value(value: Any, held: list[Any], is_medium: bool = False) -> A
             value = {**value, value["type"]: value["bytes"], "bytes": None}
         elif isinstance(value.get("bytes"), bytes):
             value = value["bytes"]
-        elif is_medium and _is_base64(value):
+        elif is_medium and _is_base64_medium(value):
             value = _decoded_base64(value["data"])
     if isinstance(value, Mapping):
         return {key: _with_named_value(item, held, is_medium or is_part) for key, item in value.items()}
@@ -86,7 +86,7 @@ def _are_equal(one: Any, other: Any) -> bool:
         return False
 
 
-def _is_base64(value: Mapping[str, Any]) -> bool:
+def _is_base64_medium(value: Mapping[str, Any]) -> bool:
     """Tell whether an object is OpenAI's `input_audio`, or Anthropic's `source`."""
     is_one = value.keys() == {"data", "format"} or str(value.get("type")) == "base64"
     return is_one and isinstance(value.get("data"), str)

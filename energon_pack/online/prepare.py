@@ -33,14 +33,14 @@ from energon_pack.dataset.sources import Sources
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.lengths.changed_media import StaleRows, stale_rows
 from energon_pack.lengths.index import IndexedShard
-from energon_pack.lengths.measure import MeasuredShard, add_changed_rows, lengths_cache
+from energon_pack.lengths.measure import MeasuredShard, cache_measured_rows, lengths_cache
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import key_of
 from energon_pack.lengths.worker import LengthsRow, leave_out, lengths_table, render_and_count, set_warnings
 from energon_pack.online.samples import (
     MeasuredItem,
     MeasuredSamples,
-    ReadMember,
+    MemberReader,
     StoredRows,
     write_measured_rows,
 )
@@ -100,7 +100,7 @@ def measure_uncached_samples(
     with torch.device("cpu"), workshop.progress.stage("measure", len(todo), "samples") as advance:
         try:
             for numbers, table in zip(slices, loader, strict=True):
-                add_changed_rows(cache, [key], table, np.zeros_like(numbers), numbers, stale)
+                cache_measured_rows(cache, [key], table, np.zeros_like(numbers), numbers, stale)
                 workshop.progress.add(table.num_rows)
                 advance(table.num_rows)
         finally:
@@ -147,7 +147,7 @@ class _MeasuredSlices(Dataset[pa.Table]):
                 leave_out(row, skip)
                 yield row, None
                 continue
-            row.media_type, row.files = media_type(sample.kinds), self._conversations.media_files(sample)
+            row.media_type, row.files = media_type(sample.kinds), self._conversations.media_file_versions(sample)
             set_warnings(row, sample, self._method.read)
             yield row, sample
 
@@ -230,7 +230,7 @@ def prepare(
     # measuring says of a shard whether its videos are decoded; source.limit may leave none of its samples
     shards = [*(item.shard for item in indexed), *(item.shard for item in measured.lengths.shards)]
     sources = Sources({shard.name: shard for shard in shards})
-    read: ReadMember = (
+    read: MemberReader = (
         partial(sources.read_member, settings=planned.method.read)
         if samples_given is None
         else samples_given.measured_member

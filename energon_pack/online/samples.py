@@ -22,9 +22,9 @@ from energon_pack.lengths.schema import LENGTHS_SCHEMA
 from energon_pack.lengths.table_cache import chunks_of_pieces
 from energon_pack.plan.items import Lengths
 from energon_pack.samples.conversation import ReadSample
-from energon_pack.samples.cut import member_id, with_cut_type
+from energon_pack.samples.cut import member_id, schema_with_cut_type
 from energon_pack.samples.member import MemberInput, Shared
-from energon_pack.samples.pairs import sides_of_pair
+from energon_pack.samples.pairs import cuts_of_pair
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.reader import Reader
@@ -39,7 +39,7 @@ _ROWS_PER_BATCH = 256  # rows that are read to get one row
 
 
 @dataclass(slots=True)
-class IndexedRow(IndexRow):
+class SourceIndexRow(IndexRow):
     """The place of a sample in its source shard; its length was not measured."""
 
     shard: int  # number of its source shard
@@ -70,7 +70,7 @@ _INDEXED_SCHEMA = pa.schema([*INDEX_SCHEMA, ("shard", pa.int32())])
 
 def write_measured_rows(path: Path, lengths: Lengths) -> None:
     """Write a file of `MeasuredItem` rows, one for each of `lengths.items`, in their order."""
-    schema, names = with_cut_type(_MEASURED_SCHEMA, lengths.cut_type), pa.array(lengths.shard_names)
+    schema, names = schema_with_cut_type(_MEASURED_SCHEMA, lengths.cut_type), pa.array(lengths.shard_names)
     shared = lengths.shared or dict.fromkeys(_SHARED_COLUMNS.values(), np.zeros(len(lengths.items), np.int32))
 
     def tables() -> Iterator[pa.Table]:
@@ -84,7 +84,7 @@ def write_measured_rows(path: Path, lengths: Lengths) -> None:
 
 
 def write_index(path: Path, indexed: Sequence[IndexedShard]) -> None:
-    """Write a file of `IndexedRow` rows, one for each sample, in the order of the source.
+    """Write a file of `SourceIndexRow` rows, one for each sample, in the order of the source.
 
     A sample that `indexed` draws several times has as many rows.
     """
@@ -140,7 +140,7 @@ class StoredRows(Generic[Row]):
         return StoredRows, (self._path, self._row_class)
 
 
-class ReadMember(Protocol):
+class MemberReader(Protocol):
     def __call__(self, row: PlanRow, *, checksum: int) -> MemberInput:
         """Read a measured sample with its media; raises SourceChanged if its file changed since it was measured."""
 
@@ -173,7 +173,7 @@ def as_sample(read: ReadSample) -> Sample:
 
 def sides_of(sample_id: str, read: ReadSample) -> list[tuple[str, ReadSample]]:
     """Return both sides of a pair that was read, the chosen one first, each with its id."""
-    cuts = sides_of_pair(read.messages, read.kinds)
+    cuts = cuts_of_pair(read.messages, read.kinds)
     return [(member_id(sample_id, cut.part), cut_part(read, cut)) for cut in cuts]
 
 
@@ -183,7 +183,7 @@ class IndexedSamples:
 
     shards: Sequence[Shard]
     settings: ReadSettings
-    rows: StoredRows[IndexedRow]
+    rows: StoredRows[SourceIndexRow]
     reader: Reader = field(default_factory=Reader)
 
     def __len__(self) -> int:
@@ -221,7 +221,7 @@ class MeasuredSamples:
     """Measured samples by number, or parts of samples; `read` reads one from files or from a user's dataset."""
 
     rows: StoredRows[MeasuredItem]
-    read: ReadMember
+    read: MemberReader
 
     def sample_id(self, number: int) -> str:
         return self.rows[number].sample_id

@@ -227,12 +227,12 @@ class OnlinePacks(Iterator[Pack]):
     def _fill_pool(self) -> None:
         while not self._has_ended and (missing := self._pool.num_missing):
             draws = [draw for draw in (self._draws.next() for _ in range(missing)) if draw is not None]
-            self._add_to_pool(draws)
+            self._measure_into_pool(draws)
             if len(draws) < missing:
                 self._pool.plan_rest()
                 self._has_ended = True
 
-    def _add_to_pool(self, draws: Sequence[Draw]) -> None:
+    def _measure_into_pool(self, draws: Sequence[Draw]) -> None:
         looked = [self._sample_or_skip(draw) for draw in draws]
         measured = iter(self._measuring.measure_sides([sample for sample in looked if not isinstance(sample, Skip)]))
         for draw, sample in zip(draws, looked, strict=True):
@@ -280,7 +280,7 @@ class OnlinePacks(Iterator[Pack]):
         self._last_skip = skip
 
     def _count_pack(self, pack: Pack, num_removed: int) -> None:
-        tokens = EncodedMembers.of(pack.members).tokens.num_own
+        tokens = EncodedMembers.of(pack.members).tokens.num_tokens_in_row
         more = max(0, tokens - self._measuring.packing.max_token_len)
         images = sum(member.num_images for member in pack.members)
         num_samples = len(pack.members) // (1 if self._encoder.pairs is None else 2)

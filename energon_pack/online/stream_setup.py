@@ -14,7 +14,7 @@ from energon_pack.dataset.energon import manifest_settings
 from energon_pack.errors import PackError
 from energon_pack.lengths.index import first_samples
 from energon_pack.online.prepare import places_without_files
-from energon_pack.online.samples import IndexedRow, IndexedSamples, Samples, StoredRows, write_index
+from energon_pack.online.samples import IndexedSamples, Samples, SourceIndexRow, StoredRows, write_index
 from energon_pack.online.user_dataset import MapStyleDataset, samples_in_memory
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.files import make_once, one_process_at_a_time
@@ -76,7 +76,7 @@ def prepare_stream(settings: PackConfig | Sequence[str], sources: Sequence[Strea
         sources = path if isinstance(path, list) else [path]
     if not sources:
         raise PackError("sources=[]: give at least one")
-    each = [(_config_of(source, config, settings), source) for source in sources]
+    each = [(_config_of_source(source, config, settings), source) for source in sources]
     are_pairs = [of_source.source.take is Take.both for of_source, _ in each]
     if len({*are_pairs}) > 1:
         which = are_pairs.index(not are_pairs[0])
@@ -88,7 +88,7 @@ def prepare_stream(settings: PackConfig | Sequence[str], sources: Sequence[Strea
     return _prepare_all(each)
 
 
-def _config_of(source: Any, config: PackConfig, settings: PackConfig | Sequence[str]) -> PackConfig:
+def _config_of_source(source: Any, config: PackConfig, settings: PackConfig | Sequence[str]) -> PackConfig:
     if isinstance(source, Sized) and not len(source):
         raise PackError(f"sources has {source!r}, which has no samples")
     if _is_overrides(source):
@@ -115,7 +115,7 @@ def _prepare_all(each: Sequence[tuple[PackConfig, Any]]) -> PreparedStream:
     with one_process_at_a_time(workshop.cache()), executor:
         settings = StageSettings.of(config, all_places[0].source, all_places[0].processor)
         method = prepare_method(settings.method, workshop)
-        config = replace(config, model=replace(config.model, template=method.choice.template))
+        config = replace(config, model=replace(config.model, template=method.template_choice.template))
         datasets = [
             _samples_in_files(config_of_source.source, places.source, config.seed, workshop)
             if _is_in_files(source)
@@ -150,5 +150,5 @@ def _samples_in_files(settings: SourceConfig, source: Source, seed: int, worksho
     folder = workshop.cache("stream", identity) / "once"
     make_once(folder, lambda part: write_index(part / _INDEX_FILE, indexed))
     return IndexedSamples(
-        [item.shard for item in indexed], settings.reading, StoredRows(folder / _INDEX_FILE, IndexedRow)
+        [item.shard for item in indexed], settings.reading, StoredRows(folder / _INDEX_FILE, SourceIndexRow)
     )

@@ -20,12 +20,12 @@ from energon_pack.online.stream_packs import Draws, OnlinePacks, StreamCounters
 from energon_pack.online.stream_setup import StreamSource, prepare_stream
 from energon_pack.plan.pool import Pool, WaitingSample, waiting_samples
 from energon_pack.plan.sample_measures import SampleMeasurer
-from energon_pack.steps.position import Position, numbers_taken_by, parsing_state
+from energon_pack.steps.position import Position, numbers_taken_by_ranks, parsing_state
 from energon_pack.steps.topology import ranks_here
 from energon_pack.trainers.pack_datasets import PackDatasetBase, import_numbered_rows
 from energon_pack.training.encoded import Pack
 from energon_pack.training.pack_encoder import PackEncoder, check_options
-from energon_pack.training.worker_start import try_before_workers
+from energon_pack.training.worker_start import schedule_try_at_fork
 
 __all__ = ["StreamingPackedDataset"]
 
@@ -82,7 +82,7 @@ class StreamingPackedDataset(PackDatasetBase, IterableDataset[Pack]):
         rules = begun.template.rules_by(self.config.measure.engine.value)
         self.encoder = PackEncoder(begun.manifest, rules, **options)
         # nobody knows yet whether there are media in the samples
-        try_before_workers(self.encoder.members.media_processor)
+        schedule_try_at_fork(self.encoder.members.media_processor)
         source, drop = self.config.source, options.get("on_bad_member") == "drop"
         of_labels = self.config.labels.untrained
         self._measuring = SampleMeasurer(begun.template, self.config.packing, source.control_tokens, drop, of_labels)
@@ -129,12 +129,16 @@ class StreamingPackedDataset(PackDatasetBase, IterableDataset[Pack]):
             self._epoch, self._states_to_resume, self._packs = epoch, [], None
 
     def __iter__(self) -> Iterator[Pack]:
-        self._packs, self._states_to_resume = self._make_packs(*_worker_number()), []
+        self._packs, self._states_to_resume = self._make_packs(*_worker_and_num_workers()), []
         return self._packs
 
     def state_dict(self) -> dict[str, Any]:
         """Return this worker's state: its positions, and the indices and lengths of the samples in its buffer."""
-        packs = self._make_packs(*_worker_number()) if self._states_to_resume or self._packs is None else self._packs
+        packs = (
+            self._make_packs(*_worker_and_num_workers())
+            if self._states_to_resume or self._packs is None
+            else self._packs
+        )
         return {**self._state_settings, **packs.state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -144,7 +148,7 @@ class StreamingPackedDataset(PackDatasetBase, IterableDataset[Pack]):
     def _resume_from(self, lanes: Sequence[Mapping[str, Any]]) -> None:
         with parsing_state("state_dict()"):
             self._states_to_resume, self._epoch = lanes, self._checked_positions(lanes[0])[0].epoch
-            self._make_packs(*_worker_number())
+            self._make_packs(*_worker_and_num_workers())
 
     def _checked_positions(self, state: Mapping[str, Any]) -> list[Position]:
         for name, value in self._state_settings.items():
@@ -178,7 +182,7 @@ class StreamingPackedDataset(PackDatasetBase, IterableDataset[Pack]):
                 number = places.index((here.ranks, here.rank))
                 positions, lane = of_lanes[number], self._states_to_resume[number]
             else:
-                taken = [numbers_taken_by(of_dataset, "worker") for of_dataset in zip(*of_lanes, strict=True)]
+                taken = [numbers_taken_by_ranks(of_dataset, "worker") for of_dataset in zip(*of_lanes, strict=True)]
                 positions = [replace(here, before=before) for before in taken]
                 waiting = waiting_samples(lane["pool"] for lane in self._states_to_resume)[here.rank :: here.ranks]
         draws = Draws(
@@ -215,7 +219,7 @@ def _worker_states(state: Any) -> Iterator[Mapping[str, Any]]:
         yield from _worker_states(inner)
 
 
-def _worker_number() -> tuple[int, int]:
+def _worker_and_num_workers() -> tuple[int, int]:
     """Return this DataLoader worker's number and the number of workers; (0, 1) in a loader without workers."""
     info = get_worker_info()
     return (0, 1) if info is None else (info.id, info.num_workers)

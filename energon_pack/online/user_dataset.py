@@ -19,7 +19,7 @@ from energon_pack.online.named_media import MEMORY_MARK, named_media, with_media
 from energon_pack.online.samples import as_sample, sides_of
 from energon_pack.samples.conversation import ReadSample, placed_record
 from energon_pack.samples.dialects.pictures import refuse_address
-from energon_pack.samples.hints import with_tried_hint
+from energon_pack.samples.hints import without_useless_hint
 from energon_pack.samples.lost_media import is_empty_listing
 from energon_pack.samples.media.image_probe import medium_of
 from energon_pack.samples.media.kinds import KINDS, MEDIA_KEYS
@@ -27,7 +27,7 @@ from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.media.requested import with_requested_settings
 from energon_pack.samples.member import MemberInput
-from energon_pack.samples.missing_pictures import found_pictures, names_pictures_in_place
+from energon_pack.samples.missing_pictures import find_document_pictures, names_pictures_in_place
 from energon_pack.samples.options import options_of
 from energon_pack.samples.pairs import read_record
 from energon_pack.samples.record import Record, with_use_audio_setting
@@ -37,7 +37,7 @@ from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.unread_media import leaf_values, media_file_names, refuse_unread_media
 from energon_pack.sources.jsonl.dialects import RowSettings, parse_row
 from energon_pack.sources.media_map import MediaMap, mapped_name, media_map_of, why_missing
-from energon_pack.sources.reader import NOT_THERE, state_of
+from energon_pack.sources.reader import NOT_THERE, state_of_medium
 from energon_pack.sources.rows import MeasuredRow
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.storage import open_file
@@ -112,32 +112,32 @@ class UserSamples:
             try:
                 return self._read(item, self._settings)
             except Skip as skip:
-                raise with_tried_hint(skip, lambda change: self._read(item, change(self._settings))[0]) from None
+                raise without_useless_hint(skip, lambda change: self._read(item, change(self._settings))[0]) from None
 
-    def media_files(self, read: ReadSample) -> list[dict[str, Any]]:
+    def media_file_versions(self, read: ReadSample) -> list[dict[str, Any]]:
         """Return name, size in bytes and version (by the time of change) of each media file that a sample names."""
         removed = (name for name in read.removed if name and not name.startswith(MEMORY_MARK))
         names = dict.fromkeys([*(part.name for part in read.parts if part.name), *removed])
-        states = [(name, state_of(self._path_of(name)) or NOT_THERE) for name in names]
+        states = [(name, state_of_medium(self._path_of(name)) or NOT_THERE) for name in names]
         return [{"name": name, "size": size, "version": version} for name, (size, version) in states]
 
     def _read(self, item: Any, settings: ReadSettings) -> tuple[ReadSample, list[bytes | Image.Image]]:
         try:
-            record, by_name = self._record(item, settings)
+            record, by_name = self._record_and_media(item, settings)
             record = with_use_audio_setting(record, settings)
 
             def picture(name: str) -> tuple[str, bytes | Image.Image]:
                 if name not in by_name:
                     refuse_address(mapped_name(name, self.media_map), "it names")
-                path, data = self._open(by_name.get(name, name))
+                path, data = self._read_medium(by_name.get(name, name))
                 if data == b"":
                     raise Skip(Reason.MISSING_MEDIA, f"{name!r} has no bytes")
                 return path, data
 
             if names_pictures_in_place(record):
-                record, opened = found_pictures(record, settings.missing_media, picture)
+                record, opened = find_document_pictures(record, settings.missing_media, picture)
             else:
-                opened = [self._open(by_name.get(name, name)) for name in record.listed_media or ()]
+                opened = [self._read_medium(by_name.get(name, name)) for name in record.listed_media or ()]
             media_found = [_probed_medium(medium) for _, medium in opened]
             placed = placed_record(record, [medium.kind for medium in media_found])
             fields = placed.record.fields
@@ -160,7 +160,7 @@ class UserSamples:
             named.media_type = skip.media_type or _guessed_media_type(item)
             raise named from None
 
-    def _record(self, item: Any, settings: ReadSettings) -> tuple[Record, dict[str, Any]]:
+    def _record_and_media(self, item: Any, settings: ReadSettings) -> tuple[Record, dict[str, Any]]:
         """Return the conversation of an item, and by name its media in memory, in the form the dataset gives them."""
         held: list[Any] = []
         if isinstance(item, Mapping):
@@ -184,11 +184,11 @@ class UserSamples:
 
     def _kind_of(self, value: Any) -> str | None:
         try:
-            return _probed_medium(self._open(value)[1]).kind
+            return _probed_medium(self._read_medium(value)[1]).kind
         except Skip:
             return None
 
-    def _open(self, medium: Any) -> tuple[str, bytes | Image.Image]:
+    def _read_medium(self, medium: Any) -> tuple[str, bytes | Image.Image]:
         """Return a medium's path (empty if it is in memory), and the medium itself."""
         if isinstance(medium, (bytes, Image.Image)):
             return "", medium

@@ -68,7 +68,9 @@ def shares_of(entries: Sequence[Entry], entry: Ints, trained: Ints) -> list[Entr
     return shares
 
 
-def num_draws(times: float, trained: Ints, by_tokens: bool, seed: int, stream: int, num_epochs: int = 1) -> Ints:
+def num_draws_by_epoch(
+    times: float, trained: Ints, by_tokens: bool, seed: int, stream: int, num_epochs: int = 1
+) -> Ints:
     """Decide how often each sample of one entry comes in each epoch, if a sample comes `times` times on average.
 
     Args:
@@ -99,7 +101,7 @@ def choose_at_random(num: int, most: int | None, seed: int, stream: int) -> np.n
     return is_in
 
 
-def draw_samples(
+def apply_epochs_and_mixture(
     lengths: Lengths,
     mixture: Mixture | None,
     packing: PackingConfig,
@@ -158,7 +160,9 @@ def _draw_entries(entries: Sequence[Entry], entry: Ints, trained: Ints, counts: 
     for number, (item, share) in enumerate(zip(entries, shares, strict=True)):
         of_entry = np.flatnonzero(entry == number)
         by_tokens = item.weight is not None and item.weight_of == "tokens"
-        counts[:, of_entry] = num_draws(share.epochs, trained[of_entry], by_tokens, seed, 2 * number + 1, len(counts))
+        counts[:, of_entry] = num_draws_by_epoch(
+            share.epochs, trained[of_entry], by_tokens, seed, 2 * number + 1, len(counts)
+        )
     return shares
 
 
@@ -187,16 +191,16 @@ def _repeat_samples(
         taken, epoch = (np.repeat(index.ravel(), times.ravel()) for index in np.indices(times.shape))
         copies, is_out = copy_numbers(taken), never[sample[taken]]
         number = first[sample[taken]] + copies
-        values = {name: column[old.items][taken] for name, column in lengths.columns.items()}
+        values = {name: column[old.item_slice][taken] for name, column in lengths.columns.items()}
         values["token_len"] = np.where(is_out, 0, values["token_len"])
         turn = phase_of_shard[values["shard"]] * len(counts) + epoch
         values["turn"] = np.where(values["split"] == 0, turn, 0)
         if is_part:
             wholes.append(number)
         else:
-            drawn.is_cut[number] = lengths.is_cut[old.items][taken] & ~is_out
-            drawn.cut_off[number] = lengths.cut_off[old.items][taken]
-            drawn.sample_lens[number] = np.where(is_out, 0, lengths.sample_lens[old.items][taken])
+            drawn.is_cut[number] = lengths.is_cut[old.item_slice][taken] & ~is_out
+            drawn.cut_off[number] = lengths.cut_off[old.item_slice][taken]
+            drawn.sample_lens[number] = np.where(is_out, 0, lengths.sample_lens[old.item_slice][taken])
         rows = taken if old.rows is None else old.rows[taken]
         copies = np.where(is_out, -1, copies)
         drawn.add_rows(CachedRows(old.chunk, rows, drawn.num_items, len(taken), copies), values)

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from energon_pack.plan.pack_order import even_out_shares, order_packs
 from energon_pack.plan.similar_packs import Floats, mend_steps, sort_by_cost
 from energon_pack.run.seeded_random import Ints, random_keys
-from energon_pack.steps.evenness import largest_deviation, max_over_mean
+from energon_pack.steps.evenness import largest_trained_deviation, max_over_mean
 from energon_pack.steps.topology import Topology, interleave_halves, reading_order
 
 _SWAP_ROUNDS = 32  # rounds of swaps: after some twenty, little changes
@@ -58,7 +58,7 @@ def order_for_steps(
     most_off = as_they_come.off if has_any else np.inf
     chance = (random_keys(costs.size, seed, 30) >> np.uint64(11)).reshape(costs.shape) * 2.0**-53
     most_waits = as_they_come.waits
-    layouts = _layouts(costs * (1 + jitter * chance), trained, topology, seed, most_off, amounts)
+    layouts = _candidate_orders(costs * (1 + jitter * chance), trained, topology, seed, most_off, amounts)
     if amounts is not None and topology.micro_batches > 1:
         most_waits, most_off = np.maximum(most_waits, _EVEN_ENOUGH), max(most_off, _EVEN_ENOUGH - 1)
         in_steps = even_out_shares(np.arange(num), topology.data_parallel * topology.micro_batches, amounts)
@@ -82,10 +82,10 @@ class _Evenness:
     def __init__(self, costs: Floats, trained: Ints, read: Ints, topology: Topology):
         ranks, micro_batches = topology.data_parallel, topology.micro_batches
         self.waits = np.array([max_over_mean(cost[read], ranks, micro_batches) for cost in costs])
-        self.off = largest_deviation(trained[read], ranks * micro_batches)
+        self.off = largest_trained_deviation(trained[read], ranks * micro_batches)
 
 
-def _layouts(
+def _candidate_orders(
     costs: Floats,
     trained: Ints,
     topology: Topology,
@@ -96,23 +96,23 @@ def _layouts(
     """Yield candidate orders in which packs are read; the first that is even enough is to be taken."""
     trains, each = _relative_to_mean(trained[None]), _relative_to_mean(costs)
     if topology.rows_per_step > 1:
-        yield _reading_order_of(each, trains, topology, seed, most_off, amounts)
+        yield _order_by_units(each, trains, topology, seed, most_off, amounts)
         yield _deal_within_steps(each, topology, reading_order(len(trained), topology))
         return
     for shares in (costs / max(costs.sum() / max(1, len(trained)), 1e-9), each):
         within = most_off
         for _ in range(_LAYOUT_TRIES):
-            read = _reading_order_of(shares, trains, topology, seed, within, amounts)
+            read = _order_by_units(shares, trains, topology, seed, within, amounts)
             if topology.micro_batches == 1:
                 read = mend_steps(shares, trained, read, topology.data_parallel, most_off)
             yield read
-            off = largest_deviation(trained[read], topology.data_parallel * topology.micro_batches)
+            off = largest_trained_deviation(trained[read], topology.data_parallel * topology.micro_batches)
             if off <= most_off or not within:
                 break
             within *= _LIMIT_FACTOR * most_off / off
 
 
-def _reading_order_of(
+def _order_by_units(
     costs: Floats, trains: Floats, topology: Topology, seed: int, most_off: float, amounts: Floats | None
 ) -> Ints:
     """Lay out all packs, and return them in the order in which all ranks together read them."""

@@ -1,6 +1,6 @@
 """Put packs that exist already into one order: drawn by epochs, and laid out for steps. Pure.
 
-    packs of several datasets ──times──► passes, each with a pack once or not at all ──lay_out_packs──► their numbers
+    packs of several datasets ──times──► passes, with each pack at most once ──order_by_turns_and_steps──► their numbers
 
 A pack that comes three times comes in three passes, so that no step has it twice. If passes would then have too few
 steps, a pass has the pack more than once.
@@ -13,10 +13,10 @@ from math import ceil
 import numpy as np
 
 from energon_pack.plan import caps
-from energon_pack.plan.epoch_draws import num_draws
+from energon_pack.plan.epoch_draws import num_draws_by_epoch
 from energon_pack.plan.items import Items
 from energon_pack.plan.packs import PackPlan, members_of
-from energon_pack.plan.plan import group_of_items, lay_out_packs, order_by_windows
+from energon_pack.plan.plan import group_of_items, order_by_turns_and_steps, order_by_windows
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.run.seeded_random import Ints, epoch_seed, random_keys
 from energon_pack.steps.cost import CostModel
@@ -50,7 +50,7 @@ def num_draws_by_pass(
     counts = np.zeros((of_epoch * num_epochs, len(entry)), np.int64)
     for number, each in enumerate(times):
         packs = np.flatnonzero(entry == number)
-        counts[:, packs] = num_draws(each / of_epoch, trained[packs], True, seed, number, len(counts))
+        counts[:, packs] = num_draws_by_epoch(each / of_epoch, trained[packs], True, seed, number, len(counts))
     return counts
 
 
@@ -65,7 +65,7 @@ def order_existing_packs(
     turn, pack = (np.repeat(index.ravel(), counts.ravel()) for index in np.indices(counts.shape))
     sizes, members = members_of(packs, pack)
     drawn = replace(items.take(members), turn=np.repeat(turn, sizes).astype(np.int32) if len(counts) > 1 else None)
-    plan = lay_out_packs(packs_of_sizes(sizes), drawn, packing, seed, cost)
+    plan = order_by_turns_and_steps(packs_of_sizes(sizes), drawn, packing, seed, cost)
     order: Ints = np.repeat(pack, sizes)[plan.items[plan.starts[:-1]]]
     return order
 

@@ -55,7 +55,7 @@ def expand(lengths: Lengths, labels: LabelsConfig, method: Method, workshop: Wor
     return expanded
 
 
-class Expansion(NamedTuple):
+class ExpansionCounts(NamedTuple):
     """How many conversations `labels.expand` turned into how many samples, and how many tokens that costs."""
 
     how: str  # `turns` or `pairs`
@@ -65,7 +65,7 @@ class Expansion(NamedTuple):
     tokens: int  # of all samples
 
 
-def count_expansion(lengths: Lengths, labels: LabelsConfig) -> Expansion | None:
+def count_expansion(lengths: Lengths, labels: LabelsConfig) -> ExpansionCounts | None:
     """Count conversations, samples and tokens, from lengths that `expand` returned; None: `labels.expand=none`."""
     if labels.expand is Expand.none:
         return None
@@ -76,13 +76,13 @@ def count_expansion(lengths: Lengths, labels: LabelsConfig) -> Expansion | None:
         tokens += int(lens.sum())
         whole += int(np.where(lengths.is_cut[block], lengths.sample_lens[block], lens[:here]).sum())
     conversations = int(np.count_nonzero(lengths.is_cut))
-    return Expansion(labels.expand.value, conversations, len(lengths.items) - num, whole, tokens)
+    return ExpansionCounts(labels.expand.value, conversations, len(lengths.items) - num, whole, tokens)
 
 
 def _samples_of(whole: WholeSample, labels: LabelsConfig) -> list[LengthsRow]:
     """Return the samples made of a conversation; one row with the reason where it can't be expanded."""
     cuts = cuts_of(whole.sample, labels)
-    return _measured_rows(whole, cuts, labels.expand) if cuts else []
+    return _measure_cuts(whole, cuts, labels.expand) if cuts else []
 
 
 def cuts_of(sample: ReadSample, labels: LabelsConfig) -> list[Cut]:
@@ -98,7 +98,7 @@ def cuts_of(sample: ReadSample, labels: LabelsConfig) -> list[Cut]:
     return parts_by_answer(messages, sample.kinds, only_last, window, labels.window_text)
 
 
-def _measured_rows(whole: WholeSample, cuts: list[Cut], how: Expand) -> list[LengthsRow]:
+def _measure_cuts(whole: WholeSample, cuts: list[Cut], how: Expand) -> list[LengthsRow]:
     parts = []
     for cut in cuts:
         try:

@@ -22,7 +22,7 @@ from energon_pack.plan.note_counts import SampleNotes
 from energon_pack.plan.splits import split_numbers
 from energon_pack.run.scratch_arrays import Scratch
 from energon_pack.run.seeded_random import Ints
-from energon_pack.samples.cut import CUT_TYPE, convert_cuts
+from energon_pack.samples.cut import CUT_TYPE, convert_cut_column
 from energon_pack.samples.flavors import DEFAULT_FLAVOR
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.media.kinds import MEDIA_TYPES
@@ -71,7 +71,7 @@ class Items:
         return self.counts["token_len"]
 
     @property
-    def squares(self) -> AnyInts:
+    def attention_pairs(self) -> AnyInts:
         """Pairs of tokens that each item adds to attention: L² for a whole sample of L tokens."""
         squares = self.counts.get("max_attention_cost")
         return self.lens.astype(np.int64) ** 2 if squares is None else squares
@@ -100,7 +100,7 @@ class CachedRows:
     copies: Ints | None = None  # for each row: how often it came before; -1: it is not drawn. None: all come once
 
     @property
-    def items(self) -> slice:
+    def item_slice(self) -> slice:
         """The numbers of the items that the rows describe."""
         return slice(self.start, self.start + self.num)
 
@@ -206,7 +206,7 @@ class Lengths:
             if with_parts or rows.start < self.num_samples:
                 numbers, table = rows.read(columns)
                 if "cut" in columns:
-                    cuts = convert_cuts(table["cut"], self.cut_type)
+                    cuts = convert_cut_column(table["cut"], self.cut_type)
                     table = table.set_column(table.schema.get_field_index("cut"), "cut", cuts)
                 yield rows.start, numbers, table
 
@@ -234,7 +234,7 @@ class Lengths:
 
         `table`: at least the columns `reason_columns`.
         """
-        is_unfit = pc.is_valid(self.misfits(table))
+        is_unfit = pc.is_valid(self.describe_misfits(table))
         is_untrained = pc.and_(pc.equal(table["num_supervised"], 0), self._drops_untrained)
         return pc.coalesce(
             table["reason"],
@@ -242,7 +242,7 @@ class Lengths:
             pc.if_else(is_untrained, Reason.NOTHING_TRAINED.value, None),
         )
 
-    def misfits(self, table: pa.Table) -> pa.ChunkedArray:
+    def describe_misfits(self, table: pa.Table) -> pa.ChunkedArray:
         """Return for each row what packs of this flavor can't hold of its sample; null: it fits."""
         answers = [pc.struct_field(table["does_not_fit"], rule) for rule in self.flavor.rules]
         return pc.coalesce(*answers, pa.scalar(None, pa.large_string()))
@@ -256,7 +256,7 @@ class Lengths:
         is_one = np.append(samples, -1)[place] == self.whole_of_part
         counts = {name: self.items.counts[name] for name in caps.COLUMNS}
         if self.has_pairs:
-            counts["max_attention_cost"] = self.items.squares
+            counts["max_attention_cost"] = self.items.attention_pairs
         join, most = np.add if self.has_pairs else np.maximum, dict[str, Ints]()
         for name, values in counts.items():
             most[name] = values[samples].astype(np.int64) * (not self.has_pairs)

@@ -61,7 +61,7 @@ def cut_overlong(
     items = lengths.items
     overlong = lengths.scratch.zeros(lengths.num_samples, np.bool_)
     for block in blocks(lengths.num_samples):
-        overlong[block] = _is_overlong(items.lens[block], items.media[block] == 0, packing)
+        overlong[block] = _is_to_be_cut(items.lens[block], items.media[block] == 0, packing)
     has_forms = packing.overlong == Overlong.split_text or (
         packing.overlong == Overlong.truncate_text and not labels.cut_end
     )
@@ -70,7 +70,7 @@ def cut_overlong(
         key_of(cut_settings(packing), _VERSION, *([] if labels.cut_end else ["open"])),
         partial(_parts, packing=packing, cut_end=labels.cut_end),
         TEXT_CUT_TYPE if has_forms else CUT_TYPE,
-        lambda table: _is_overlong(
+        lambda table: _is_to_be_cut(
             table["token_len"].to_numpy(),
             pc.fill_null(pc.equal(table["media_type"], MEDIA_TYPES[0]), False).to_numpy(),
             packing,
@@ -89,7 +89,7 @@ def cut_settings(packing: PackingConfig) -> dict[str, Any]:
     }
 
 
-def _is_overlong(
+def _is_to_be_cut(
     token_len: npt.NDArray[Any], is_text: npt.NDArray[np.bool_], packing: PackingConfig
 ) -> npt.NDArray[np.bool_]:
     """Say which samples are too long, and may be cut: only text may be cut elsewhere than between turns."""
@@ -127,8 +127,8 @@ class _Conversation:
         found_all = []
         begin = 0
         while begin < len(edges) - 1:
-            step = _largest_with_row(
-                lambda n, begin=begin: self._measured(edges[begin], edges[begin + n]),  # type: ignore[misc]
+            step = _search_largest_fitting(
+                lambda n, begin=begin: self._row_if_fitting(edges[begin], edges[begin + n]),  # type: ignore[misc]
                 len(edges) - 1 - begin,
             )
             if step is None:
@@ -140,26 +140,26 @@ class _Conversation:
     def longest_beginning(self) -> list[LengthsRow]:
         """Return the row of the longest beginning that fits: whole exchanges, or the first answer up to a token."""
         edges = exchange_bounds(self._messages)
-        whole = _largest_with_row(lambda n: self._measured(edges[0], edges[n]), len(edges) - 2)
+        whole = _search_largest_fitting(lambda n: self._row_if_fitting(edges[0], edges[n]), len(edges) - 2)
         if whole is not None:
-            return [self._without_last(whole[1])]
+            return [self._untrain_without_last_answer(whole[1])]
         answer = next(i for i, message in enumerate(self._messages) if message["role"] in ("assistant", DOCUMENT))
         text = self._messages[answer]["content"]
         if not isinstance(text, str) or self._messages[answer].get("tool_calls"):
             return []
         ends = self._whole.template.token_ends(text)
-        longest = _largest_with_row(lambda n: self._measured(edges[0], answer + 1, ends[n - 1]), len(ends))
-        return [] if longest is None else [self._without_last(longest[1])]
+        longest = _search_largest_fitting(lambda n: self._row_if_fitting(edges[0], answer + 1, ends[n - 1]), len(ends))
+        return [] if longest is None else [self._untrain_without_last_answer(longest[1])]
 
-    def _without_last(self, row: LengthsRow) -> LengthsRow:
+    def _untrain_without_last_answer(self, row: LengthsRow) -> LengthsRow:
         """Return the row of a beginning: nothing in it is trained where only the last answer is, and it lacks that."""
         last = max((i for i, message in enumerate(self._messages) if message["role"] == "assistant"), default=-1)
         lacks_it = row.cut is not None and row.cut.end_turn <= last
         return replace(row, num_supervised=0) if self._whole.trains_only_last and lacks_it else row
 
-    def _measured(self, first: int, end: int, num_characters: int | None = None) -> LengthsRow | None:
+    def _row_if_fitting(self, first: int, end: int, num_characters: int | None = None) -> LengthsRow | None:
         """Return the row of a part; None if it does not fit."""
-        cut = Cut("", first, end, num_characters, self._whole.kinds(), self._form if num_characters else None)
+        cut = Cut("", first, end, num_characters, self._whole.kind_letters(), self._form if num_characters else None)
         try:
             part, rendered = self._whole.rendered(cut)
         except Skip:  # a template may refuse turns without the turns before them
@@ -169,7 +169,7 @@ class _Conversation:
         return None if caps.exceeded_limits({name: getattr(row, name) for name in caps.COLUMNS}, self._packing) else row
 
 
-def _largest_with_row(measured: Callable[[int], LengthsRow | None], limit: int) -> tuple[int, LengthsRow] | None:
+def _search_largest_fitting(measured: Callable[[int], LengthsRow | None], limit: int) -> tuple[int, LengthsRow] | None:
     """Find the largest number from 1 to `limit` for which `measured` returns a row; None: not even 1.
 
     Doubles the number, then halves the interval: every smaller number must have a row, too.

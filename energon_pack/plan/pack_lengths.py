@@ -64,11 +64,11 @@ def try_lengths(
         tokens=lens.total,
         skipped_by_reason=dict(sorted(lengths.reasons.items())),
         token_len=lens.spread(),
-        lens=choices_of(items, packing, tried, lengths.seed, lengths.scratch, max_positions),
+        lens=plan_each_length(items, packing, tried, lengths.seed, lengths.scratch, max_positions),
     )
 
 
-def choices_of(
+def plan_each_length(
     items: Items,
     packing: PackingConfig,
     lens: Sequence[int],

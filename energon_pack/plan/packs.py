@@ -154,7 +154,7 @@ def _counts(items: Items, plan: PackPlan, number: AnyInts, num: int) -> list[dic
 def features_of_packs(items: Items, plan: PackPlan) -> dict[str, Ints]:
     """Return the features that an order makes even, int64[num_packs] each: Σ len², visual tokens, members."""
     return {
-        "attention_cost": plan.per_pack(items.squares),
+        "attention_cost": plan.per_pack(items.attention_pairs),
         "visual_tokens": plan.per_pack(items.counts["num_visual_tokens"]),
         "members": np.diff(plan.starts),
     }

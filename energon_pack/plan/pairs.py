@@ -24,7 +24,7 @@ from energon_pack.plan.trees import COUNTS, Trees, find_trees, with_own_counts
 from energon_pack.run.workshop import Workshop
 from energon_pack.samples.cut import EXPANDED_CUT_TYPE
 from energon_pack.samples.flavors.fit import contents_that_do_not_fit
-from energon_pack.samples.pairs import sides_of_pair
+from energon_pack.samples.pairs import cuts_of_pair
 from energon_pack.samples.settings import ControlTokens
 from energon_pack.samples.skip import Reason, Skip
 
@@ -56,7 +56,7 @@ def measure_sides(lengths: Lengths, method: Method, workshop: Workshop) -> Lengt
 def _sides(whole: WholeSample, control_tokens: ControlTokens) -> list[LengthsRow]:
     """Return the rows of a pair's sides; one row with the reason if one of them can't be packed."""
     rows = []
-    for cut in sides_of_pair(whole.sample.messages, whole.sample.kinds):
+    for cut in cuts_of_pair(whole.sample.messages, whole.sample.kinds):
         try:
             part, rendered = whole.rendered(cut)
             rendered.refuse_by_policy(control_tokens)

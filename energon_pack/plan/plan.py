@@ -68,13 +68,13 @@ def plan_packs(
         PackError: `need_image`, and there are too few items with images.
     """
     if trees is not None:
-        plan = trees.expand_plan(_plan_all(trees.as_items(items), packing, seed, scratch))
+        plan = trees.expand_plan(_plan_all_windows(trees.as_items(items), packing, seed, scratch))
     else:
-        plan = _plan_all(items, packing, seed, scratch)
+        plan = _plan_all_windows(items, packing, seed, scratch)
     return _order_for_steps(plan, items, packing, seed, cost or cost_model(None), scratch)
 
 
-def _plan_all(items: Items, packing: PackingConfig, seed: int, scratch: Scratch) -> PackPlan:
+def _plan_all_windows(items: Items, packing: PackingConfig, seed: int, scratch: Scratch) -> PackPlan:
     """Pack all windows of all turns, in an order that knows of no steps."""
     of_splits, bound = [PackBuilder(scratch) for _ in SPLITS], 0
     left_out = scratch.zeros(len(items), np.int8)
@@ -98,7 +98,9 @@ def _plan_all(items: Items, packing: PackingConfig, seed: int, scratch: Scratch)
     return packs.build_plan(left_out, bound)
 
 
-def lay_out_packs(plan: PackPlan, items: Items, packing: PackingConfig, seed: int, cost: CostModel) -> PackPlan:
+def order_by_turns_and_steps(
+    plan: PackPlan, items: Items, packing: PackingConfig, seed: int, cost: CostModel
+) -> PackPlan:
     """Put existing packs, of one split and window, into the order of a plan: turn by turn, with even steps."""
     turn, packs = turn_of_packs(items, plan), PackBuilder(_IN_MEMORY)
     for number in np.unique(turn).tolist():
@@ -265,7 +267,7 @@ def check_splits(lengths: Lengths, plan: PackPlan, shares: Sequence[float]) -> N
             )
 
 
-def check_media_apart(lengths: Lengths, plan: PackPlan) -> None:
+def check_no_mixed_media(lengths: Lengths, plan: PackPlan) -> None:
     """Raise PackError if packs hold images and videos, and the class of `output.sample_type` takes only one of them."""
     if not lengths.flavor.gives or not plan.num_packs:
         return

@@ -43,7 +43,8 @@ def fullest_pack(costs: Sequence[Costs], limits: Costs) -> list[int]:
     if _exceeds(_sums(best, costs, len(room)), room):
         best, most = [], 0
         frugal = sorted(
-            fits, key=lambda i: max(cost / limit for cost, limit in _other_costs(costs[i], limits)) / costs[i][0]
+            fits,
+            key=lambda i: max(cost / limit for cost, limit in _other_costs_with_limits(costs[i], limits)) / costs[i][0],
         )
         for order in (fits, frugal):
             chosen = _fill_room(_within_other_limits(order, costs, room), costs, room[0])
@@ -64,7 +65,7 @@ def _sums(chosen: Iterable[int], costs: Sequence[Costs], num_limits: int) -> lis
     return sums
 
 
-def _other_costs(cost: Costs, limits: Costs) -> list[tuple[int, int]]:
+def _other_costs_with_limits(cost: Costs, limits: Costs) -> list[tuple[int, int]]:
     """Pair each cost of a sample other than tokens with its limit; a limit of 0 becomes 1, to divide by it."""
     return [(a, max(b, 1)) for a, b in zip(cost[1:], limits[1:], strict=True)]
 
@@ -157,9 +158,9 @@ class Pool:
     @property
     def can_fill_pack(self) -> bool:
         """Whether some group of waiting samples reaches a limit of a pack."""
-        return any(self._share(group) >= 1 for group in self._totals)
+        return any(self._fullness(group) >= 1 for group in self._totals)
 
-    def _share(self, group: Hashable) -> float:
+    def _fullness(self, group: Hashable) -> float:
         """Return the group's largest share of any limit: 0.8 if it already has 80 % of the images a pack may hold."""
         return max(total / max(limit, 1) for total, limit in zip(self._totals[group], self._limits, strict=True))
 
@@ -204,7 +205,7 @@ class Pool:
 
     def take(self) -> list[WaitingSample]:
         """Make the next pack and return its samples, the oldest first; empty if no sample waits."""
-        pack = self._planned.pop(0) if self._planned else self._best() if self._groups else []
+        pack = self._planned.pop(0) if self._planned else self._take_best() if self._groups else []
         self.num_taken += len(pack)
         if pack:
             self.longest_wait = max(self.longest_wait, self.num_packs - pack[0].since)
@@ -221,12 +222,12 @@ class Pool:
         self._planned += sorted(packs, key=lambda pack: pack[0].number)
         self._groups, self._totals = {}, {}
 
-    def _best(self) -> list[WaitingSample]:
+    def _take_best(self) -> list[WaitingSample]:
         oldest = min((waiting[0] for waiting in self._groups.values()), key=attrgetter("number"))
         if self.num_packs - oldest.since >= self._buffer_size:
             group, first = oldest.group, 0
         else:
-            group = max(self._totals, key=self._share)
+            group = max(self._totals, key=self._fullness)
             lens = [sample.costs[0] for sample in self._groups[group]]
             first = lens.index(max(lens))
         waiting = self._groups[group]

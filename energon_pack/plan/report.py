@@ -10,7 +10,7 @@ import numpy as np
 from energon_pack.errors import PackError
 from energon_pack.plan.distributions import PlanCounts, Tally, count_by_medium, count_plan
 from energon_pack.plan.epoch_draws import EntryShare, mixture_figures
-from energon_pack.plan.expand import Expansion
+from energon_pack.plan.expand import ExpansionCounts
 from energon_pack.plan.items import AnyInts, Items, Lengths
 from energon_pack.plan.packs import (
     LEFT_OUT,
@@ -112,7 +112,7 @@ class Report:
     attention_cost: dict[str, Any]  # Σ len² of a pack: mean, max, cv
     flops: dict[str, Any]  # forward, of all packs: weights and attention of the language model, vision encoder; source
     steps: dict[str, Any] | None  # None, and not in the file: a step has one pack
-    expanded: dict[str, Any] | None = None  # `Expansion`; None, and not in the file: `labels.expand=none`
+    expanded: dict[str, Any] | None = None  # `ExpansionCounts`; None, and not in the file: `labels.expand=none`
     placeholders_as_text: dict[str, dict[str, Any]] | None = None  # by kind of media; None, and not in the file: none
     pairs: int | None = None  # packed preference pairs; None, and not in the file: there are none
     removed: dict[str, int] | None = None  # `SampleNotes.removed_pictures`; None, and not in the file: none
@@ -145,7 +145,7 @@ def summarize(
     cost: CostModel,
     num_found: int,
     num_repeated: int = 0,
-    expansion: Expansion | None = None,
+    expansion: ExpansionCounts | None = None,
     shares: Sequence[EntryShare] = (),
 ) -> Report:
     """Compute the figures of a plan for report.json.
@@ -196,7 +196,7 @@ def summarize(
         members_per_pack=Tally(features["members"]).spread(),
         token_len=counted.lens.spread(),
         visual_tokens_per_pack=Tally(features["visual_tokens"]).spread(),
-        attention_cost=_evenness(features["attention_cost"]),
+        attention_cost=_mean_max_and_cv(features["attention_cost"]),
         flops=_flops(items, plan, cost),
         steps=figures_of_steps(items, plan, packing.topology, cost),
         expanded=expansion._asdict() if expansion else None,
@@ -245,7 +245,7 @@ def _flops(items: Items, plan: PackPlan, cost: CostModel) -> dict[str, Any]:
     return {"weights": weights, "attention": max(0.0, lm - weights), "vision": vision, "source": cost.source}
 
 
-def _evenness(costs: Ints) -> dict[str, Any]:
+def _mean_max_and_cv(costs: Ints) -> dict[str, Any]:
     mean = float(costs.mean()) if len(costs) else 0.0
     return {"mean": mean, "max": int(costs.max(initial=0)), "cv": float(costs.std()) / mean if mean else 0.0}
 

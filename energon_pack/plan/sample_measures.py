@@ -8,17 +8,17 @@ from typing import Any
 
 from energon_pack.errors import PackError, one_line
 from energon_pack.lengths.media_counts import media_counts_of
-from energon_pack.lengths.media_hashes import can_be_shared
+from energon_pack.lengths.media_hashes import can_share_beginning
 from energon_pack.plan import caps
 from energon_pack.plan.pool import Pool, costs_of
 from energon_pack.plan.settings import CUTTING_POLICIES, GroupBy, Overlong, PackingConfig, Share
 from energon_pack.plan.trees import COUNTS
-from energon_pack.run.plain_data import node_of
+from energon_pack.run.plain_data import dataclass_from_plain
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.sample import media_type
 from energon_pack.samples.settings import ControlTokens, ReadSettings, Take
 from energon_pack.samples.skip import NOTHING_TRAINED_DETAIL, Reason, Skip
-from energon_pack.templates.beginnings import beginnings
+from energon_pack.templates.beginnings import beginning_hashes
 from energon_pack.templates.model_inputs import sample_of
 from energon_pack.templates.sample import Rendered, Sample
 from energon_pack.templates.settings import LabelsConfig, Untrained
@@ -79,7 +79,7 @@ class SampleMeasurer:
         texts = [text for sides in rendered if not isinstance(sides, Skip) for text in sides]
         counts = iter(self._template.count(texts))
         return [
-            texts if isinstance(texts, Skip) else self._measured(texts, [next(counts) for _ in texts], sides)
+            texts if isinstance(texts, Skip) else self._add_up_sides(texts, [next(counts) for _ in texts], sides)
             for texts, sides in zip(rendered, samples, strict=True)
         ]
 
@@ -99,7 +99,7 @@ class SampleMeasurer:
         group = {GroupBy.media: measured.media_type, GroupBy.dataset: dataset}.get(self.packing.group_by)
         return f"{group}: clips of {measured.clip_frames} frames" if measured.clip_frames else group
 
-    def choose(
+    def choose_packs(
         self, measured: Sequence[SampleMeasures], datasets: Sequence[Hashable], ages: Sequence[int], at_end: bool
     ) -> list[list[int]]:
         """Make full packs from about half of the samples, and let the others wait; return each pack as indices.
@@ -144,7 +144,7 @@ class SampleMeasurer:
             return skip
         return rendered
 
-    def _measured(
+    def _add_up_sides(
         self, rendered: Sequence[Rendered], lens: Sequence[tuple[int, int]], sides: Sequence[Sample]
     ) -> SampleMeasures | Skip:
         """Add up a sample's sides, without what they share; `lens`: for each, its tokens and its trained tokens."""
@@ -175,12 +175,12 @@ class SampleMeasurer:
     def _shared(self, rendered: Sequence[Rendered], sides: Sequence[Sample]) -> dict[str, int]:
         """Return the counts of the beginning that the sides of a pair share by `packing.share`; {}: they share none."""
         packing, media = self.packing, sides[0].media
-        if len(sides) < 2 or packing.share is Share.none or not can_be_shared(media):
+        if len(sides) < 2 or packing.share is Share.none or not can_share_beginning(media):
             return {}
         of_media = [(medium.kind, b"") for medium in media]  # both sides have the same
         chosen, rejected = (
             {(one.high, one.low): one for one in each if one.may_fork and one.token_len >= packing.share_min_tokens}
-            for each in beginnings(self._template, rendered, [of_media, of_media])
+            for each in beginning_hashes(self._template, rendered, [of_media, of_media])
         )
         forks = [one for key, one in chosen.items() if key in rejected]
         forks = [one for one in forks if one.ends_medium or packing.share is Share.prefix]
@@ -189,10 +189,13 @@ class SampleMeasurer:
 
 def sample_measurer_of(content: Mapping[str, Any], template: Template, drop: bool) -> SampleMeasurer:
     """Return a measurer with the settings in the manifest of a packed dataset; `drop`: see `SampleMeasurer`."""
-    packing, read = node_of(PackingConfig, content["packing"]), node_of(ReadSettings, content["source"])
+    packing, read = (
+        dataclass_from_plain(PackingConfig, content["packing"]),
+        dataclass_from_plain(ReadSettings, content["source"]),
+    )
     if read.take == Take.both:
         raise PackError("packing_buffer_size packs single samples, and the dataset has preference pairs (take=both)")
-    untrained = node_of(LabelsConfig, content["labels"]).untrained
+    untrained = dataclass_from_plain(LabelsConfig, content["labels"]).untrained
     return SampleMeasurer(template, packing, read.control_tokens, drop, untrained)
 
 

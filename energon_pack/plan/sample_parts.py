@@ -83,7 +83,7 @@ def make_parts(
         number: key_of([(Path(path).stem, *rows) for path, *rows in measured[number].pieces])
         for number in sorted(of_shards)
     }
-    todo = [number for number, key in keys.items() if _cached_parts(cache, key) is None]
+    todo = [number for number, key in keys.items() if _find_cached_parts(cache, key) is None]
     num_left = Counter(
         chain.from_iterable(numbers.tolist() for numbers, _ in _rows_to_cut(measured, todo, recipe, False))
     )
@@ -113,12 +113,12 @@ def make_parts(
                 advance(len(at_work.pop(0)))
         finally:
             cache.flush()
-    return _with_cached_parts(
-        lengths, {number: _cached_parts(cache, key) or [] for number, key in keys.items()}, may_have_parts
+    return _lengths_with_cached_parts(
+        lengths, {number: _find_cached_parts(cache, key) or [] for number, key in keys.items()}, may_have_parts
     )
 
 
-def _cached_parts(cache: TableCache, key: str) -> list[Piece] | None:
+def _find_cached_parts(cache: TableCache, key: str) -> list[Piece] | None:
     """Return where the cache holds the parts of a shard's samples; None: it does not hold all of them."""
     about = cache.note(key)
     if about is None:
@@ -140,7 +140,7 @@ def _rows_to_cut(
         yield chunk.owners_of_rows[may_have_parts], table.filter(pa.array(may_have_parts))
 
 
-def _with_cached_parts(
+def _lengths_with_cached_parts(
     lengths: Lengths, parts: dict[int, list[Piece]], may_have_parts: npt.NDArray[np.bool_]
 ) -> Lengths:
     """Find the rows of this run's samples among the cached parts of whole shards, and return the lengths with these."""
@@ -194,9 +194,9 @@ def with_parts(lengths: Lengths, parts: Iterable[tuple[Chunk, Ints, Ints]]) -> L
         cut.is_cut[whole[is_in]] = True
         added.append((chunk, rows[is_in], whole[is_in]))
     for old in lengths.rows:
-        values = {name: column[old.items] for name, column in lengths.columns.items()}
+        values = {name: column[old.item_slice] for name, column in lengths.columns.items()}
         if old.start < lengths.num_samples:
-            is_gone = cut.is_cut[old.items] | is_out[old.items]
+            is_gone = cut.is_cut[old.item_slice] | is_out[old.item_slice]
             values["token_len"] = np.where(is_gone, 0, values["token_len"])
         cut.add_rows(old, values)
     for chunk, rows, _ in added:
@@ -212,7 +212,7 @@ def _refused_samples(lengths: Lengths, table: pa.Table, whole: Ints) -> pa.Table
     rows = np.flatnonzero(pc.is_valid(reasons).to_numpy(zero_copy_only=False))
     samples, first = np.unique(whole[rows], return_index=True)
     taken = pa.array(rows[first])
-    details = pc.coalesce(table["detail"], lengths.misfits(table)).take(taken).combine_chunks()
+    details = pc.coalesce(table["detail"], lengths.describe_misfits(table)).take(taken).combine_chunks()
     return pa.table([pa.array(samples), reasons.take(taken), details], schema=REFUSED_SCHEMA)
 
 
@@ -292,7 +292,7 @@ class WholeSample(NamedTuple):
         train_on = self.sample.options.labels.get("train_on", self.template.spec.labels.train_on)
         return bool(train_on == TrainOn.last)
 
-    def kinds(self) -> str:
+    def kind_letters(self) -> str:
         """Return the first letter of the kind of each medium, as `iiv` for two images and a video."""
         return "".join(kind[0] for kind in self.sample.kinds)
 

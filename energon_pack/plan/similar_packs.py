@@ -74,10 +74,10 @@ def _trade_packs(cost: Floats, trained: Floats, edges: Ints, middles: Ints, most
     mean = (of_low + of_high) / (low + high)
 
     block = np.repeat(np.arange(len(chosen)), low)
-    cheap = _consecutive(edges[chosen], low)
-    cheap = cheap[_sorted_within(block, -sign[block] * trained[cheap])][_consecutive(np.cumsum(low) - low, high)]
+    cheap = _joined_ranges(edges[chosen], low)
+    cheap = cheap[_sorted_within(block, -sign[block] * trained[cheap])][_joined_ranges(np.cumsum(low) - low, high)]
     block, starts = np.repeat(np.arange(len(chosen)), high), np.cumsum(high) - high
-    dear = _consecutive(middles[chosen], high)
+    dear = _joined_ranges(middles[chosen], high)
     helps = sign[block] * (mean[block] - trained[dear]) > 0
     by_cost = _sorted_within(block, np.where(helps, cost[dear], 2 * cost.max()))
     dear, helps = dear[by_cost], helps[by_cost]
@@ -106,7 +106,7 @@ def _sorted_within(block: Ints, values: Floats) -> Ints:
     return order
 
 
-def _consecutive(starts: Ints, sizes: Ints) -> Ints:
+def _joined_ranges(starts: Ints, sizes: Ints) -> Ints:
     """Return `sizes` consecutive numbers from each start."""
     before = np.cumsum(sizes) - sizes
     numbers: Ints = np.arange(sizes.sum()) + np.repeat(starts - before, sizes)

@@ -51,7 +51,7 @@ class Trees:
         roots = items.take(order[self.starts[:-1]])
         counts: dict[str, AnyInts] = {name: sums(values) for name, values in items.counts.items()}
         counts["max_members"] = np.diff(self.starts)
-        counts["max_attention_cost"] = sums(items.squares)
+        counts["max_attention_cost"] = sums(items.attention_pairs)
         media = np.bitwise_or.reduceat(items.media[order], self.starts[:-1])
         return replace(roots, counts=counts, media=media, num_supervised=sums(items.num_supervised), shared=None)
 
@@ -105,7 +105,7 @@ def trees_of(beginnings: Beginnings, items: Items, packing: PackingConfig, group
         fits &= ~np.isin(items.conversation, items.conversation[(items.lens > 0) & ~fits])
     beginnings = beginnings if fits.all() else beginnings.take(np.flatnonzero(fits[beginnings.item]))
     by_group = beginnings.key ^ mix_array(group[beginnings.item].astype(np.uint64))
-    beginnings = _common_beginnings(beginnings._replace(key=by_group), items)
+    beginnings = _keep_common_beginnings(beginnings._replace(key=by_group), items)
     order, shared = _order_depth_first(beginnings, items.lens)
     added = {name: values[order] - shared.get(name, 0) for name, values in items.counts.items()}
     added["max_members"] = np.ones(len(order), np.int64)
@@ -170,7 +170,7 @@ def _read_beginnings(lengths: Lengths, packing: PackingConfig) -> Iterator[Begin
             yield beginnings.take(np.flatnonzero(is_in))
 
 
-def _common_beginnings(beginnings: Beginnings, items: Items) -> Beginnings:
+def _keep_common_beginnings(beginnings: Beginnings, items: Items) -> Beginnings:
     """Keep the beginnings that several items have in common, and replace their hashes by consecutive numbers.
 
     If no other item has an item's first beginning, it shares no later one, either. A beginning of very many items that

@@ -1,6 +1,6 @@
 """The contact sheet of a run: a few samples of each kind, with their tokens; a click opens the strip of their pack.
 
-    lengths, plan, remarks ──choose_tiles──► samples ──draw_tiles, in a worker──► tiles ──► HTML
+    lengths, plan, remarks ──choose_tiles──► samples ──read_tiles, in a worker──► tiles ──► HTML
 
 The kinds are the longest, the shortest, one of each remark, some drawn by chance, and what is left out.
 """
@@ -60,7 +60,7 @@ def choose_tiles(lengths: Lengths, plan: PackPlan, remarks: Sequence[Remark]) ->
     picks = [*_choose_by_length(lengths, plan.left_out), *_choose_by_remarks(lengths, plan.left_out, whys)]
     numbers = np.array([number for _, number, _ in picks], np.int64)
     packs, tiles = _first_packs_with(lengths, plan, numbers), dict[int, Tile]()
-    for place, shard, row, reason in rows_at(lengths, numbers):
+    for place, shard, row, reason in read_lengths_rows(lengths, numbers):
         kind, number, why = picks[place]
         left_out = LEFT_OUT[plan.left_out[number]]
         why = why or reason or (left_out.value if left_out else "")
@@ -68,7 +68,7 @@ def choose_tiles(lengths: Lengths, plan: PackPlan, remarks: Sequence[Remark]) ->
     return [tiles[place] for place in sorted(tiles)]
 
 
-def rows_at(lengths: Lengths, numbers: Ints) -> Iterator[tuple[int, Shard, LengthsRow, str | None]]:
+def read_lengths_rows(lengths: Lengths, numbers: Ints) -> Iterator[tuple[int, Shard, LengthsRow, str | None]]:
     """Read the rows of some samples from the cache.
 
     Yields for each its place in `numbers`, its shard, its row, and the reason why no plan may pack it (None: it may).
@@ -163,17 +163,17 @@ def _first_packs_with(lengths: Lengths, plan: PackPlan, samples: Ints) -> dict[i
     return packs
 
 
-def draw_tiles(job: tuple[Sequence[Tile], ReadSettings]) -> list[Tile]:
+def read_tiles(job: tuple[Sequence[Tile], ReadSettings]) -> list[Tile]:
     """Read the chosen samples, and add a picture of the first medium, or the first words; may run in a worker.
 
     Of a sample that can't be read, `words` is the reason.
     """
     tiles, settings = job
     with Reader() as reader:
-        return [_draw_tile(reader, tile, settings) for tile in tiles]
+        return [_read_tile(reader, tile, settings) for tile in tiles]
 
 
-def _draw_tile(reader: Reader, tile: Tile, settings: ReadSettings) -> Tile:
+def _read_tile(reader: Reader, tile: Tile, settings: ReadSettings) -> Tile:
     shard, row = tile.shard, tile.lengths_row
     if row.detail:
         return replace(tile, words=row.detail)

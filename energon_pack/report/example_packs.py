@@ -25,7 +25,7 @@ _MAX_PACKS, _MAX_MEMBERS, _MAX_CHARS, _MAX_THUMBNAILS = 6, 8, 4_000, 4
 
 
 @dataclass(frozen=True)
-class LookJob:
+class ExamplePacksJob:
     """A worker's job: which packs of a written dataset to show on a page, and what is needed to read them."""
 
     folder: Path
@@ -53,7 +53,7 @@ def packs_to_look_at(items: Items, plan: PackPlan) -> dict[int, str]:
     return dict(list(found.items())[:_MAX_PACKS])
 
 
-def draw_packs(job: LookJob) -> dict[int, Html]:
+def draw_packs(job: ExamplePacksJob) -> dict[int, Html]:
     """Draw each pack of a job as a section of a page; return number of the pack → section. May run in a worker.
 
     The first packs are shown with their members, the others as a bar.
@@ -61,14 +61,14 @@ def draw_packs(job: LookJob) -> dict[int, Html]:
     return dict(_sections(job))
 
 
-def _sections(job: LookJob) -> Iterator[tuple[int, Html]]:
+def _sections(job: ExamplePacksJob) -> Iterator[tuple[int, Html]]:
     folder = DatasetFolder(job.folder)
     vocabulary, plan = vocabulary_of(load_saved_template(job.template_folder)), PlanFile(folder)
     first = next(iter(job.packs), None)
     shards = None if job.shards_address is None else DatasetFolder(job.shards_address)
     with PackLookup(folder, flavor_by_name(job.flavor), shards) as packs:
         chosen = {number: packs[number] for number in job.packs}
-        rows = plan.members({found.pack.files.key for found in chosen.values()})
+        rows = plan.rows_of_packs({found.pack.files.key for found in chosen.values()})
         for order, (number, found) in enumerate(chosen.items()):
             place = PackPlace(number, len(packs), found.shard, job.max_token_len)
             members, most = rows.get(found.pack.files.key), _MAX_MEMBERS if order < _MAX_PACKS else 0

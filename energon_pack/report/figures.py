@@ -16,7 +16,7 @@ from energon_pack.plan.pack_lengths import Choice
 from energon_pack.plan.packs import LEFT_OUT, PackPlan
 from energon_pack.plan.report import Report
 from energon_pack.plan.settings import Overlong, PackingConfig
-from energon_pack.report.images import ShrinkAdvice, TokensOfImages, tokens_of_images
+from energon_pack.report.images import ImagesAtTokenBounds, ShrinkAdvice, count_images_at_token_bounds
 from energon_pack.report.pages.bars import Histogram, log_histogram
 from energon_pack.run.scratch_arrays import blocks
 from energon_pack.run.seeded_random import Ints
@@ -71,12 +71,12 @@ class Source:
     untrained: int  # samples without any trained token
     num_duplicates: int  # samples that are, byte for byte, the same as another one
     num_without_visual: int  # samples with media that hold no visual token
-    images: TokensOfImages | None  # None: there are none, or their rules can't be asked
+    images: ImagesAtTokenBounds | None  # None: there are none, or their rules can't be asked
     sees_media: bool  # whether the model sees media
 
 
 @dataclass(frozen=True)
-class OverlongLoss:
+class OverlongFacts:
     """Facts about the samples that the plan left out as too long, for remarks; `Report` has their number."""
 
     medium: str  # the medium that most of their tokens belong to
@@ -102,7 +102,7 @@ class Figures:
     source: Source
     length_trials: LengthTrials
     origins: list[Origin]
-    overlong_loss: OverlongLoss | None = None  # this and the next two are None where nothing was planned
+    overlong_loss: OverlongFacts | None = None  # this and the next two are None where nothing was planned
     report: Report | None = None
     #: shapes of batches of one pack in an epoch: as long as it is, and in multiples of PAD_WIDTH
     batch_shapes: tuple[int, int] | None = None
@@ -116,7 +116,7 @@ class Figures:
         return self.report.skipped_by_reason if self.report else self.source.skipped_by_reason
 
     @property
-    def overlong(self) -> tuple[int, int]:
+    def overlong_counts(self) -> tuple[int, int]:
         """Return how many samples the plan left out as too long, and their tokens."""
         reason, report = Reason.OVERLONG.value, self.report
         if report is None:
@@ -172,7 +172,7 @@ def source_figures(lengths: Lengths, rules: MediaRules | None, max_token_len: in
         untrained=sum(kind.untrained for kind in kinds.values()),
         num_duplicates=_num_duplicates(lengths) if not num_repeated else 0,
         num_without_visual=sum(kinds[name].num_without_visual for name in _MEDIA_WITH_FEATURES),
-        images=tokens_of_images(rules, images.values >> 32, images.values & 0xFFFFFFFF, images.counts),
+        images=count_images_at_token_bounds(rules, images.values >> 32, images.values & 0xFFFFFFFF, images.counts),
         sees_media=rules is None or bool(rules.media_tokens),
     )
 
@@ -246,7 +246,7 @@ def _num_left_out_by_settings(lengths: Lengths, origin: AnyInts, num: int) -> In
 
 def planned_figures(lengths: Lengths, plan: PackPlan, report: Report, packing: PackingConfig) -> dict[str, Any]:
     """Return those fields of `Figures`, by name, that depend on the plan."""
-    loss = OverlongLoss(
+    loss = OverlongFacts(
         _medium_of_overlong(lengths, plan),
         is_too_much=why_too_much_dropped(report, packing) is not None,
         is_intended=packing.overlong is Overlong.drop,

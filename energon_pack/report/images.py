@@ -30,7 +30,7 @@ _NEAR_BOUND_SHARE = 0.1  # share of the bound that still counts as near
 
 
 @dataclass(frozen=True)
-class TokensOfImages:
+class ImagesAtTokenBounds:
     """How many visual tokens an image may have, and how many samples with images alone are at these bounds."""
 
     least: int  # tokens that any image has, whatever its size
@@ -40,9 +40,9 @@ class TokensOfImages:
     num_at_most: int
 
 
-def tokens_of_images(
+def count_images_at_token_bounds(
     rules: MediaRules | None, visual: AnyInts, num_images: AnyInts, counts: AnyInts
-) -> TokensOfImages | None:
+) -> ImagesAtTokenBounds | None:
     """Count the samples whose images have about the fewest, or the most, tokens that the model's rules allow.
 
     Args:
@@ -59,7 +59,7 @@ def tokens_of_images(
     near_least = max(least * (1 + _NEAR_BOUND_SHARE), (math.sqrt(least) + 1) ** 2)
     near_most = min(most * (1 - _NEAR_BOUND_SHARE), (math.sqrt(most) - 1) ** 2)
     num_at_least, num_at_most = (int(counts[of].sum()) for of in (each <= near_least, each >= near_most))
-    return TokensOfImages(least, most, int(counts.sum()), num_at_least, num_at_most)
+    return ImagesAtTokenBounds(least, most, int(counts.sum()), num_at_least, num_at_most)
 
 
 def _token_bounds(rules: MediaRules) -> tuple[int, int] | None:

@@ -71,7 +71,7 @@ def run_page(
         _remarks_list(found, about.settings),
         contact_sheet,
         section("Token lengths", *_sample_lengths(figures)),
-        section("Which length", *_pack_lengths(figures)),
+        section("Which length", *_length_trials(figures)),
         section("Packs", *_packs(figures.report, figures.batch_shapes))
         if figures.report and figures.batch_shapes
         else None,
@@ -188,7 +188,7 @@ def _sample_lengths(figures: Figures) -> Iterator[Html]:
     yield table(header, rows)
 
 
-def _pack_lengths(figures: Figures) -> Iterator[Html]:
+def _length_trials(figures: Figures) -> Iterator[Html]:
     """Yield a table of what other pack lengths would drop, and how full their packs would be."""
     tries, own = figures.length_trials, figures.max_token_len
     best = recommend_length(tries.choices)

@@ -62,7 +62,7 @@ def few_large_media(figures: Figures) -> Iterator[Remark]:
 
 def overlong_samples(figures: Figures) -> Iterator[Remark]:
     """Yield a remark on samples that are longer than a pack; if the user chose to drop them, it is not an error."""
-    loss, tokens, (num, dropped) = figures.overlong_loss, figures.source.tokens, figures.overlong
+    loss, tokens, (num, dropped) = figures.overlong_loss, figures.source.tokens, figures.overlong_counts
     if not (loss and num and dropped > MOST_DROPPED * tokens):
         return
     best = recommend_length(figures.length_trials.choices)

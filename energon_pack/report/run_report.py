@@ -15,8 +15,8 @@ from energon_pack.plan.items import Lengths
 from energon_pack.plan.pack_lengths import Choice
 from energon_pack.plan.packs import PackPlan, empty_plan
 from energon_pack.plan.report import Report, RunFacts
-from energon_pack.report.contact_sheet import Tile, choose_tiles, draw_contact_sheet, draw_tiles
-from energon_pack.report.example_packs import LookJob, draw_packs, packs_to_look_at
+from energon_pack.report.contact_sheet import Tile, choose_tiles, draw_contact_sheet, read_tiles
+from energon_pack.report.example_packs import ExamplePacksJob, draw_packs, packs_to_look_at
 from energon_pack.report.figures import Figures, LengthTrials, origins_of, planned_figures, source_figures
 from energon_pack.report.images import advise_to_shrink
 from energon_pack.report.page import PageFacts, run_page
@@ -115,7 +115,7 @@ class RunReport:
             tiles = choose_tiles(*self._planned, found)
             looked_at = first_that_fit(self._shown_packs(written, stored, tiles), _MAX_PACK_BYTES) if written else {}
             tiles = self._workshop.executor.result(
-                self._workshop.executor.start(draw_tiles, (tiles, self._settings.read))
+                self._workshop.executor.start(read_tiles, (tiles, self._settings.read))
             )
             title = self._settings.output.name or "run"
             about = PageFacts(self._settings.everything, title, self._processor, facts, folder, ledger_name, failed)
@@ -156,7 +156,7 @@ class RunReport:
         lengths, plan = self._planned
         of_tiles = {tile.pack: f"of a sample on the sheet, {tile.kind}" for tile in tiles if tile.pack is not None}
         packs = packs_to_look_at(lengths.items, plan)
-        job = LookJob(folder, flavor, packs | of_tiles | packs, self._method.template_folder, most, stored)
+        job = ExamplePacksJob(folder, flavor, packs | of_tiles | packs, self._method.template_folder, most, stored)
         return self._workshop.executor.result(self._workshop.executor.start(draw_packs, job))
 
 

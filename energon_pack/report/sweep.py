@@ -108,7 +108,7 @@ BEST_RULE = (
 )
 
 
-def sweep_of(folder: Path) -> Sweep:
+def read_sweep(folder: Path) -> Sweep:
     """Read the results that the jobs of a sweep left in its folder."""
     jobs = jobs_of(folder)
     keys = sorted({key for job in jobs for key in job["settings"]})

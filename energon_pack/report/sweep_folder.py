@@ -50,7 +50,7 @@ def forget_sweep() -> None:
     os.environ.pop(_FOLDER_VARIABLE, None)
 
 
-class SweepJob:
+class SweepJobFile:
     """Writes the state of one job of a sweep to `<number>.json` in the sweep's folder: at its start, and at its end."""
 
     def __init__(self, folder: Path, number: int, overrides: Sequence[str]):
@@ -60,7 +60,7 @@ class SweepJob:
         self._about: dict[str, Any] = {"number": number, "settings": settings, "error": _UNFINISHED, "page": None}
         self._write()
 
-    def find_same_job(self, target: str, settings: str) -> int | None:
+    def claim_or_find_same_job(self, target: str, settings: str) -> int | None:
         """Return the number of an earlier job with this target and these settings: this job need not do its work again.
 
         None: there is no such job, and this one has to do the work.
@@ -93,7 +93,7 @@ class SweepJob:
         self._write()
         return int(first["number"])
 
-    def read_figures(self, number: int) -> Mapping[str, Any]:
+    def read_figures_of(self, number: int) -> Mapping[str, Any]:
         """Read the figures of another job, by its number; empty: it has not ended yet, or it failed."""
         job: dict[str, Any] = json.loads(self._path.with_name(f"{number}.json").read_bytes())
         return {} if job["error"] else job.get("figures") or {}
@@ -121,7 +121,7 @@ class SweepJob:
 def jobs_of(folder: Path) -> list[dict[str, Any]]:
     """Read the results of a sweep's jobs from its folder, ordered by job number.
 
-    Each is the dict that `SweepJob` wrote. A job that repeats another one gets that job's results.
+    Each is the dict that `SweepJobFile` wrote. A job that repeats another one gets that job's results.
     """
     jobs = {job["number"]: job for job in (json.loads(path.read_bytes()) for path in _result_files(folder))}
     for job in jobs.values():

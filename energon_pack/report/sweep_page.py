@@ -11,7 +11,7 @@ from energon_pack.errors import amount
 from energon_pack.report.pages.bars import short_number, with_bar
 from energon_pack.report.pages.html import Html, clipped, details, join, page, section, table, tag
 from energon_pack.report.pages.rows import Cell, Rows, print_table
-from energon_pack.report.sweep import BEST_RULE, Sweep, sweep_of
+from energon_pack.report.sweep import BEST_RULE, Sweep, read_sweep
 from energon_pack.report.which_length import RULE
 from energon_pack.run.console import say
 from energon_pack.run.files import write_whole
@@ -40,7 +40,7 @@ _COLUMNS: list[tuple[str, Callable[[Any], str], str]] = [
 
 def write_sweep(folder: Path) -> None:
     """Write sweep.html and sweep.json to the folder of a sweep, and print its table; nothing if no job has ended."""
-    sweep = sweep_of(folder)
+    sweep = read_sweep(folder)
     if not sweep.rows and not sweep.failed:
         return
     write_whole(folder / "sweep.json", json.dumps(sweep.to_json(), indent=1).encode())
@@ -96,7 +96,7 @@ def _rows(sweep: Sweep, folder: Path) -> Rows:
         link, star = _link(str(row.number), row.page, folder), "★" * (row is best)
         cells: list[str | Cell] = [Cell(f"{row.number}{star}", join((link, star)))]
         cells += [_value(row.settings[key]) for key in sweep.keys]
-        cells += [_model_sizes(row.cost_source or "")] * sweep.is_over_models
+        cells += [_source_of_model_sizes(row.cost_source or "")] * sweep.is_over_models
         cells += [(row.refused or "").partition(",")[0]] * has_why
         for _, told, field in columns:
             value = getattr(row, field)  # None: the stage of a job does not compute it
@@ -113,7 +113,7 @@ def _value(text: str) -> str:
     return clipped(text.strip("'\"").rstrip("/").rpartition("/")[2] if "/" in text else text, _MAX_VALUE_CHARS)
 
 
-def _model_sizes(source: str) -> str:
+def _source_of_model_sizes(source: str) -> str:
     """Say where the sizes of a model come from: its config.json, or what is assumed."""
     _, is_assumed, sizes = source.partition(": ")
     return f"assumed: {sizes.partition(' and ')[0]}" if is_assumed else clipped(source, _MAX_VALUE_CHARS)

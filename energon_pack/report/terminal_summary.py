@@ -32,7 +32,7 @@ def print_plan(report: Report) -> None:
 def lines_below_table(report: Report) -> Iterator[str]:
     """Yield the lines below the table of samples by medium: splits, a mixture, parts of samples, steps."""
     yield from _split_lines(report)
-    yield from _source_lines(report)
+    yield from _sharing_and_mixture_lines(report)
     yield from part_lines(report)
     yield from _step_lines(report)
 
@@ -41,15 +41,15 @@ def media_rows(report: Report) -> Rows:
     """Return a table of what became of the samples of each medium, with a row for the total."""
     header = ("", "samples in", "packed", "skipped", "packs", "at least", "fill", "tokens")
     rows = [
-        (name, *_written_counts(of.samples_in, of.samples, of.samples_in - of.samples, of.packs), "", f"{of.fill:.2%}",
+        (name, *_counts_as_text(of.samples_in, of.samples, of.samples_in - of.samples, of.packs), "", f"{of.fill:.2%}",
          f"{of.tokens:,}")
         for name, of in report.by_media.items()
     ]  # fmt: skip
-    *counts, tokens = _written_counts(*(getattr(report, key) for key in _TOTAL_FIELDS))
+    *counts, tokens = _counts_as_text(*(getattr(report, key) for key in _TOTAL_FIELDS))
     return Rows(header, [*rows, ("total", *counts, f"{report.fill:.2%}", tokens)], strong={len(rows)})
 
 
-def _written_counts(*numbers: int) -> Iterator[str]:
+def _counts_as_text(*numbers: int) -> Iterator[str]:
     return (f"{number:,}" for number in numbers)
 
 
@@ -66,7 +66,7 @@ def _split_lines(report: Report) -> Iterator[str]:
         yield f"{name} {packs}, {amount(of['tokens'], 'token')}"
 
 
-def _source_lines(report: Report) -> Iterator[str]:
+def _sharing_and_mixture_lines(report: Report) -> Iterator[str]:
     """Yield what was shared, the shares of a mixture, and how many samples were left out or drawn again."""
     if report.shared is not None:
         yield shared_line(report.shared, report.tokens)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from energon_pack.plan.items import Items, Lengths
-from energon_pack.plan.pack_lengths import Choice, choices_of
+from energon_pack.plan.pack_lengths import Choice, plan_each_length
 from energon_pack.plan.pairs import items_to_pack
 from energon_pack.plan.settings import Algorithm, PackingConfig
 from energon_pack.run.scratch_arrays import blocks
@@ -36,7 +36,7 @@ def recommend_length(choices: Sequence[Choice]) -> Recommendation | None:
     keeping = [choice for choice in candidates if choice.dropped_tokens_share <= MOST_DROPPED]
     filling = [choice for choice in keeping if fills_packs(choice)]
     if filling:
-        shortest = min(filling, key=_length)
+        shortest = min(filling, key=_max_token_len)
         full = f"fills {MIN_FILL:.0%} of its packs" if shortest.fill >= MIN_FILL else "has as few packs as any plan"
         return Recommendation(shortest, f"the shortest that {_KEEPS_WORDS} and {full}")
     if keeping:
@@ -45,7 +45,9 @@ def recommend_length(choices: Sequence[Choice]) -> Recommendation | None:
             fullest, f"the fullest that {_KEEPS_WORDS}; none of these fills {MIN_FILL:.0%} of its packs"
         )
     if candidates:
-        return Recommendation(max(candidates, key=_length), f"the longest that was tried, for none {_KEEPS_WORDS}")
+        return Recommendation(
+            max(candidates, key=_max_token_len), f"the longest that was tried, for none {_KEEPS_WORDS}"
+        )
     return None
 
 
@@ -79,7 +81,7 @@ def fills_packs(choice: Choice) -> bool:
     return choice.fill >= MIN_FILL or choice.packs == math.ceil(choice.fill * choice.packs)
 
 
-def _length(choice: Choice) -> int:
+def _max_token_len(choice: Choice) -> int:
     return choice.max_token_len
 
 
@@ -100,7 +102,7 @@ def lengths_to_try(
     return sorted(whole - {0})
 
 
-def lengths_to_choose(
+def lengths_to_try_if_unset(
     lens: Sequence[int], packing: PackingConfig, items: Items, max_positions: int | None = None
 ) -> list[int]:
     """List the pack lengths to try where the user set none: `lens`, and one that holds every sample."""
@@ -155,5 +157,5 @@ def try_lengths_of_job(job: TryJob) -> list[Choice]:
     May run in a worker.
     """
     items, packing, lens, seed, scale, max_positions = job
-    choices = choices_of(items, packing, lens, seed, max_positions=max_positions)
+    choices = plan_each_length(items, packing, lens, seed, max_positions=max_positions)
     return [choice.scaled(scale) for choice in choices] if scale != 1 else choices

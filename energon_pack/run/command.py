@@ -18,7 +18,7 @@ from energon_pack.run.address import is_address
 from energon_pack.run.console import LogLine, print_error
 from energon_pack.run.expansion_bounds import enable_memory_bounds
 from energon_pack.run.heavy_imports import collect_garbage_rarely
-from energon_pack.run.stores.requests import raising_store_errors
+from energon_pack.run.stores.requests import reraising_store_errors
 from energon_pack.version import VERSION
 
 EXIT_INTERRUPTED = 130
@@ -149,7 +149,7 @@ def run_tool(name: str, work: Callable[[], int]) -> NoReturn:
     prepare_process()
     try:
         try:
-            with raising_store_errors():
+            with reraising_store_errors():
                 code = work()
         finally:
             sys.stdout.flush()

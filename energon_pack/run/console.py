@@ -15,7 +15,7 @@ from rich.segment import Segment
 from energon_pack.errors import printable
 
 
-class SafeConsole(Console):
+class EscapingConsole(Console):
     """A console of rich that escapes control characters in texts, but not its own."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
@@ -54,7 +54,7 @@ def printed_together(title: str) -> Iterator[None]:
 
 def console() -> Console:
     """Return a console for standard output, as wide as the terminal, or 120 columns if it is none."""
-    return SafeConsole(width=None if sys.stdout.isatty() else 120, highlight=False, markup=False, emoji=False)
+    return EscapingConsole(width=None if sys.stdout.isatty() else 120, highlight=False, markup=False, emoji=False)
 
 
 def has_colours() -> bool:

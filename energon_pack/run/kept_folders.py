@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 _MOST_FOLDERS = 8
 
 
-def fetch_folder(kind: str, folder: Path) -> bool:
+def restore_kept_folder(kind: str, folder: Path) -> bool:
     """Make a folder like the one of its name that `keep_folder` kept; say whether there is one."""
     kept = user_folder(kind, folder.name)
 
@@ -35,7 +35,7 @@ def fetch_folder(kind: str, folder: Path) -> bool:
 
 
 def keep_folder(kind: str, folder: Path) -> None:
-    """Keep a copy of a folder of `make_once` for `fetch_folder`, in place of the one that was not fetched for longest.
+    """Keep a copy of a folder of `make_once`, in place of the one that was not restored for longest.
 
     If that fails, a warning is logged.
     """

@@ -18,7 +18,7 @@ class NotPlain(ValueError):
     """A text is no JSON or YAML, or is nested or repeated without bound."""
 
 
-def json_value(data: str | bytes) -> Any:
+def parse_json(data: str | bytes) -> Any:
     """Parse JSON; raises ValueError if it is none, or nested too deeply."""
     try:
         return json.loads(data)
@@ -68,7 +68,7 @@ def plain(node: Any) -> dict[str, Any]:
     return result
 
 
-def node_of(kind: type[Node], values: Mapping[str, Any]) -> Node:
+def dataclass_from_plain(kind: type[Node], values: Mapping[str, Any]) -> Node:
     """Build a dataclass from what `plain` returned; values without a field are left out.
 
     Raises:
@@ -76,10 +76,10 @@ def node_of(kind: type[Node], values: Mapping[str, Any]) -> Node:
     """
     types = get_type_hints(kind)
     known = {field.name: values[field.name] for field in fields(kind) if field.name in values}  # type: ignore[arg-type]
-    return kind(**{name: _value(types[name], value) for name, value in known.items()})
+    return kind(**{name: _field_value(types[name], value) for name, value in known.items()})
 
 
-def _value(kind: Any, value: Any) -> Any:
+def _field_value(kind: Any, value: Any) -> Any:
     if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, Mapping):
-        return node_of(kind, value)
+        return dataclass_from_plain(kind, value)
     return kind(value) if isinstance(kind, type) and issubclass(kind, Enum) else value

@@ -20,7 +20,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from energon_pack.errors import amount
-from energon_pack.run.console import SafeConsole
+from energon_pack.run.console import EscapingConsole
 
 _MIN_SECONDS_BEFORE_LINES = 30.0
 _MAX_SECONDS_BETWEEN_LINES = 600.0
@@ -53,7 +53,7 @@ class StageCounts:
     skipped: Counter[str] = field(default_factory=Counter)  # samples by reason
 
 
-def _nothing_begun() -> float:
+def _no_begun_cost() -> float:
     return 0.0
 
 
@@ -67,7 +67,7 @@ class Work:
     #: The pace, by cost. rich leaves out the time before the first result, which was starting up.
     task: bars.Task
     #: returns the cost of units that are begun and not reported yet
-    begun: Callable[[], float] = _nothing_begun
+    begun: Callable[[], float] = _no_begun_cost
     done: int = 0
     cost: float = 0.0
 
@@ -88,7 +88,7 @@ class Progress:
 
     def __init__(self, stages: Sequence[str] = (), job: str = "", quiet: bool = False):
         self._stages, self._job = stages, job
-        self._console: Console = SafeConsole(stderr=True, quiet=quiet, highlight=False, markup=False, emoji=False)
+        self._console: Console = EscapingConsole(stderr=True, quiet=quiet, highlight=False, markup=False, emoji=False)
         #: whether a terminal shows stages as they go
         self.is_live = not quiet and _can_draw()
         self._bars = bars.Progress(
@@ -126,7 +126,7 @@ class Progress:
             done.skipped.update(skipped or {})
 
     @property
-    def throughput(self) -> dict[str, dict[str, int]]:
+    def totals_by_stage(self) -> dict[str, dict[str, int]]:
         """Return for each stage its numbers of `samples`, `cached` samples and `bytes`."""
         names = ("samples", "cached", "bytes")
         return {stage: {name: getattr(done, name) for name in names} for stage, done in self.counts.items()}
@@ -173,7 +173,7 @@ class Progress:
         start = time.monotonic()
         self._next_line = start + _MIN_SECONDS_BEFORE_LINES
         with self._shown(name), self._task(total if cost is None else cost) as task:
-            work = self._work = Work(name, total, unit, task, begun or _nothing_begun)
+            work = self._work = Work(name, total, unit, task, begun or _no_begun_cost)
 
             def advance(count: int, cost: float | None = None, is_new: bool = True) -> None:
                 self._advance(work, count, count if cost is None else cost, is_new, start)

@@ -13,7 +13,7 @@ from energon_pack.run import stores
 from energon_pack.run.executors import Executor
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.executors.settings import ExecutorConfig, ExecutorKind
-from energon_pack.run.executors.workers import QUIET_RAY_ENV, environment
+from energon_pack.run.executors.workers import QUIET_RAY_ENV, changed_environment
 from energon_pack.run.files import naming_full_disk, write_whole
 from energon_pack.run.load_by_name import load_entry_point
 from energon_pack.run.progress import Progress
@@ -36,7 +36,7 @@ class Mirror:
         name = "/".join(names)
         if names[:1] and names[0] in _MIRRORED_FOLDERS and name not in self._fetched:
             self._fetched.add(name)
-            for address in stores.entries(f"{self.address}/{name}"):
+            for address in stores.list_recursively(f"{self.address}/{name}"):
                 file = address[len(self.address) + 1 :]
                 self._in_store.add(file)
                 if not (self.folder / file).exists():
@@ -95,7 +95,7 @@ def executor_of(settings: ExecutorConfig) -> AbstractContextManager[Executor]:
         )
         return foreign
     try:
-        with environment(QUIET_RAY_ENV):
+        with changed_environment(QUIET_RAY_ENV):
             from energon_pack.run.executors.ray import RayExecutor
     except ModuleNotFoundError as error:
         if error.name != "ray":

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from energon_pack.samples.frame_lists import has_frame_lists
-from energon_pack.samples.frame_times import position_files, time_marks, with_times_in_text
+from energon_pack.samples.frame_times import patch_position_files, time_marks, with_times_in_text
 from energon_pack.samples.lost_media import refuse_lost_media
 from energon_pack.samples.media.kinds import IMAGE, KINDS
 from energon_pack.samples.media.medium import Media
@@ -35,14 +35,14 @@ class PlacedRecord(NamedTuple):
     rejected: Sequence[Message] = ()  # `messages` of the rejected side of a pair
 
     @property
-    def position_files(self) -> list[str]:
+    def patch_position_files(self) -> list[str]:
         """Return each image's file of patch positions, "" for an image without one; empty: no image has one."""
-        return position_files(self.record.fields, self.num_images)
+        return patch_position_files(self.record.fields, self.num_images)
 
     def time_texts(self, arrays: Sequence[Any]) -> list[str]:
         """Return the time of each image as text, such as `<0.5 seconds>`; empty: the sample has no `fps`.
 
-        `arrays`: each image's patch positions, from the files of `position_files`, or None; empty: no image has any.
+        `arrays`: each image's patch positions, from `patch_position_files`, or None; empty: no image has any.
         """
         fields = self.record.fields
         if has_frame_lists(fields.get("media_settings")):
@@ -72,12 +72,15 @@ def placed_record(record: Record, kinds: Sequence[str]) -> PlacedRecord:
     ):
         raise Skip(Reason.NO_PAIR, "an answer holds a medium: media of a pair stand in its prompt")
     if in_parts := part_settings(record.messages, kinds):
-        fields = {**record.fields, "media_settings": _merged_settings(record.fields.get("media_settings"), in_parts)}
+        fields = {
+            **record.fields,
+            "media_settings": _merged_media_settings(record.fields.get("media_settings"), in_parts),
+        }
         record = replace(record, fields=fields)
     return PlacedRecord(record, list(kinds).count(IMAGE.kind), messages, order, placeholders_put_in, rejected)
 
 
-def _merged_settings(listed: Any, in_parts: list[dict[str, Any] | None]) -> list[dict[str, Any] | None]:
+def _merged_media_settings(listed: Any, in_parts: list[dict[str, Any] | None]) -> list[dict[str, Any] | None]:
     """Merge the settings that a sample lists for its media with those in its content parts; the parts win."""
     if listed is None:
         return in_parts

@@ -74,16 +74,16 @@ class Cut(NamedTuple):
     end_token: int | None = None
 
     @property
-    def all_kinds(self) -> list[str]:
+    def sample_media_kinds(self) -> list[str]:
         return [KIND_BY_LETTER[letter] for letter in self.kinds]
 
 
-def with_cut_type(schema: pa.Schema, cuts: pa.StructType) -> pa.Schema:
+def schema_with_cut_type(schema: pa.Schema, cuts: pa.StructType) -> pa.Schema:
     """Return a table's schema with `cuts` as the type of its column `cut`."""
     return schema.set(schema.get_field_index("cut"), pa.field("cut", cuts))
 
 
-def convert_cuts(cuts: pa.ChunkedArray, kind: pa.StructType) -> pa.ChunkedArray:
+def convert_cut_column(cuts: pa.ChunkedArray, kind: pa.StructType) -> pa.ChunkedArray:
     """Convert a column of cuts to the type `kind`, which may have more fields at its end: these become null."""
     if cuts.type == kind:
         return cuts
@@ -136,7 +136,7 @@ def exchange_bounds(messages: Sequence[Message]) -> list[int]:
 def messages_of_part(messages: Sequence[Message], cut: Cut) -> list[Message]:
     """Return the messages of a part of a sample: the system turn, if there is one, and the turns that `cut` names."""
     if cut.first_image and cut.window_text is not None:
-        messages = without_images(messages, cut.all_kinds, cut.first_image, cut.window_text)
+        messages = without_images(messages, cut.sample_media_kinds, cut.first_image, cut.window_text)
     if cut.trained_turn:
         messages = [with_zero_weight(m) if i < cut.trained_turn else m for i, m in enumerate(messages)]
     has_system = messages[0]["role"] == "system"
@@ -147,10 +147,13 @@ def messages_of_part(messages: Sequence[Message], cut: Cut) -> list[Message]:
         part[-1] = {**part[-1], "content": part[-1]["content"][start : start + cut.num_characters]}
     if (asked := _repeated_media_turn(messages, cut)) is not None:
         media, asked_content = (
-            media_placeholders(messages[asked]["content"], cut.all_kinds),
+            media_placeholders(messages[asked]["content"], cut.sample_media_kinds),
             part[has_system]["content"],
         )
-        part[has_system] = {**part[has_system], "content": with_media_first(media, asked_content, cut.all_kinds)}
+        part[has_system] = {
+            **part[has_system],
+            "content": with_media_first(media, asked_content, cut.sample_media_kinds),
+        }
     return part
 
 
@@ -165,9 +168,9 @@ def first_user_turn(messages: Sequence[Message]) -> int | None:
     return next((i for i, message in enumerate(messages) if message["role"] == "user"), None)
 
 
-def media_of_part(messages: Sequence[Message], cut: Cut) -> list[int]:
+def media_indices_of_part(messages: Sequence[Message], cut: Cut) -> list[int]:
     """Return the indices of the sample's media that are in a part, in the order of their placeholders there."""
-    before = num_media_before(messages, cut.all_kinds)
+    before = num_media_before(messages, cut.sample_media_kinds)
     has_system, asked = messages[0]["role"] == "system", _repeated_media_turn(messages, cut)
     media = [*range(before[has_system])]
     media += [] if asked is None else range(before[asked], before[asked + 1])
@@ -177,7 +180,7 @@ def media_of_part(messages: Sequence[Message], cut: Cut) -> list[int]:
     return [number for number in media if number not in old]
 
 
-def indices_of_kind(cut: Cut, media: Sequence[int], letter: str) -> list[int]:
+def indices_within_kind(cut: Cut, media: Sequence[int], letter: str) -> list[int]:
     """Turn indices among all media of a sample into indices among its media of one kind; leave out other kinds.
 
     Of an image, a video and an image, `media` [1, 2] become [1] for the `letter` `i` (image), and [0] for `v` (video).
@@ -189,16 +192,16 @@ def fields_of_part(fields: Mapping[str, Any], cut: Cut, media: Sequence[int]) ->
     """Return the fields of a part: `video_frames`, `patch_positions` and `media_settings` list only its media.
 
     The forms `open` and `tokens` add `label_settings` without an end of turn, and the `token_range`.
-    `media`: the part's media, as `media_of_part` returns them.
+    `media`: the part's media, as `media_indices_of_part` returns them.
     """
     of_part = dict(fields)
     if isinstance(frames := fields.get("video_frames"), list):
         of_part["video_frames"] = [
-            frames[number] for number in indices_of_kind(cut, media, "v") if number < len(frames)
+            frames[number] for number in indices_within_kind(cut, media, "v") if number < len(frames)
         ]
     names = fields.get("patch_positions")
     if isinstance(names, list) and len(names) == cut.kinds.count("i"):
-        of_part["patch_positions"] = [names[number] for number in indices_of_kind(cut, media, "i")]
+        of_part["patch_positions"] = [names[number] for number in indices_within_kind(cut, media, "i")]
     settings = fields.get("media_settings")
     if isinstance(settings, list) and len(settings) == len(cut.kinds):
         of_part["media_settings"] = [settings[number] for number in media]

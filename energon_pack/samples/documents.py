@@ -30,7 +30,7 @@ def document_of(text: str) -> list[Message]:
     return [{"role": DOCUMENT, "content": text}]
 
 
-def text_without_chat(fields: Mapping[str, Any]) -> str | None:
+def text_unless_chat(fields: Mapping[str, Any]) -> str | None:
     """Return the field `text` of a sample; None: it has none, or also has keys of a chat, such as `prompt`."""
     text = fields.get("text")
     return text if isinstance(text, str) and text.strip() and _CHAT_FIELDS.isdisjoint(fields) else None

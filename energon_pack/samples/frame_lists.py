@@ -27,7 +27,7 @@ def frame_list_settings(num: int, settings: Mapping[str, Any]) -> dict[str, Any]
     return {FRAMES_KEY: num, **settings}
 
 
-def without_frame_lists(messages: Sequence[Message]) -> list[Message]:
+def frame_lists_as_images(messages: Sequence[Message]) -> list[Message]:
     """Return messages in which a video's listed frames are single images, without the settings of a video."""
 
     def plain(part: Message) -> Message:

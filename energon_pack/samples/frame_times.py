@@ -18,7 +18,7 @@ _IMAGE = IMAGE.placeholder
 _MAX_DECIMALS = 9
 
 
-def position_files(fields: Mapping[str, Any], num_images: int) -> list[str]:
+def patch_position_files(fields: Mapping[str, Any], num_images: int) -> list[str]:
     """Return each image's file of patch positions, "" for an image without one; empty: no image has one."""
     listed = fields.get("patch_positions") or []
     names = [name or "" for name in (listed if isinstance(listed, list) else [listed])]

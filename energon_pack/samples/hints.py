@@ -19,7 +19,7 @@ _TYPES = {"take": Take}
 _FAULTS_OF_MEDIA = (Reason.MISSING_MEDIA, Reason.UNREADABLE_MEDIA, Reason.UNSUPPORTED_MEDIA)
 
 
-def with_tried_hint(skip: Skip, read: Callable[[Callable[[ReadSettings], ReadSettings]], ReadSample]) -> Skip:
+def without_useless_hint(skip: Skip, read: Callable[[Callable[[ReadSettings], ReadSettings]], ReadSample]) -> Skip:
     """Return why a sample is left out, without the hint if the sample can't be read with it, or loses its question.
 
     `read`: reads the sample again, with the settings that the function it is called with returns; raises Skip.

@@ -29,7 +29,7 @@ MODEL_PROBE, SEVERAL_SIZES, SAME_SIZE, VIDEOS_WITH_SOUND, BLANK_IMAGE = "probe",
 
 
 @dataclass(frozen=True)
-class Trial:
+class TrialMember:
     """A made-up member with random media, with which training tries a processor or a model."""
 
     purpose: str  # of the five above
@@ -58,7 +58,7 @@ class InputRules:
     is_asked: bool = False  # nobody has compared its output yet, so that it is tried first
     looks: Mapping[str, Look] = field(default_factory=dict)  # by kind
     media: Mapping[str, Any] = field(default_factory=dict)  # the run's `media`, for a preprocessor of another package
-    trial: Sequence[Trial] = ()
+    trial: Sequence[TrialMember] = ()
     texts: Sequence[tuple[str, Sequence[int]]] = ()  # texts with their ids, by which tokenizers are compared
     pixels: str = ""  # hash of the settings by which its processor makes inputs of media; empty: nobody knows
     made: Mapping[str, Any] = field(default_factory=dict)  # figures of the inputs that it made of the trial's media
@@ -107,7 +107,7 @@ class InputRules:
     def read(values: Mapping[str, Any], trial: bytes, folder: str) -> "InputRules":
         """Make rules from the values of inputs.json and the bytes of trial.tokens. `folder`: the processor's files."""
         pairs = zip(values["trial"], members_of(PackTokens.from_bytes(trial)), strict=True)
-        members = [Trial(purpose, kind, tokens) for (purpose, kind), tokens in pairs]
+        members = [TrialMember(purpose, kind, tokens) for (purpose, kind), tokens in pairs]
         looks = {kind: Look(**look) for kind, look in values["looks"].items()}
         types = [(number, feature) for number, feature in values["types"]]
         return InputRules(**{**values, "folder": folder, "trial": members, "looks": looks, "types": types})

@@ -45,7 +45,7 @@ def joined_calls(before: Message | None, turn: Message, spelled: Any) -> Message
     if PART_WEIGHTS not in before and all(before.get(key) == turn.get(key) for key in keys):
         return joined
     joined = {key: item for key, item in joined.items() if key not in TURN_WEIGHT_KEYS}
-    return {**joined, PART_WEIGHTS: _joined_parts(before, turn)}
+    return {**joined, PART_WEIGHTS: _joined_part_weights(before, turn)}
 
 
 def check_part_weights(message: Message, index: int) -> None:
@@ -55,7 +55,7 @@ def check_part_weights(message: Message, index: int) -> None:
         isinstance(parts, dict) and {*parts} <= {*PART_KEYS} and all(isinstance(p, list) for p in parts.values())
     )
     each = [part for several in parts.values() for part in several] if has_lists else []
-    if message["role"] != "assistant" or not each or not all(map(_is_part, each)):
+    if message["role"] != "assistant" or not each or not all(map(_is_part_weight, each)):
         raise Skip(Reason.BAD_MESSAGE, f"message {index} has the {PART_WEIGHTS} {str(parts)[:80]}")
     calls = message.get("tool_calls")
     if sum(num for num, _ in parts.get(_CALLS, ())) != (len(calls) if isinstance(calls, list) else 0):
@@ -95,7 +95,7 @@ def part_weights_with_calls_as_text(message: Message, texts: list[str]) -> Messa
     parts = {name: [*several] for name, several in message[PART_WEIGHTS].items()}
     keys = [keys for num, keys in parts.pop(_CALLS, ()) for _ in range(num)]
     as_texts = [[len(text), keys] for text, keys in zip(texts, keys, strict=True)]
-    return {PART_WEIGHTS: {**parts, _CONTENT: _merged([*parts.get(_CONTENT, ()), *as_texts])}}
+    return {PART_WEIGHTS: {**parts, _CONTENT: _merged_part_weights([*parts.get(_CONTENT, ()), *as_texts])}}
 
 
 def _key_of_thought(message: Message) -> str | None:
@@ -119,22 +119,26 @@ def _as_parts(content: Any) -> list[Message]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
 
 
-def _joined_parts(before: Message, turn: Message) -> Parts:
+def _joined_part_weights(before: Message, turn: Message) -> Parts:
     """Return the `part_weights` of two turns that are one."""
-    parts, own = before.get(PART_WEIGHTS) or _parts_of(before), _parts_of(turn)
+    parts, own = before.get(PART_WEIGHTS) or _part_weights_of(before), _part_weights_of(turn)
     if _REASONING in parts and _REASONING in own:
         own[_REASONING][0][0] += 1  # the newline between
-    return {name: _merged([*parts.get(name, ()), *own.get(name, ())]) for name in PART_KEYS if {name} & {*parts, *own}}
+    return {
+        name: _merged_part_weights([*parts.get(name, ()), *own.get(name, ())])
+        for name in PART_KEYS
+        if {name} & {*parts, *own}
+    }
 
 
-def _parts_of(turn: Message) -> Parts:
+def _part_weights_of(turn: Message) -> Parts:
     keys = {key: turn[key] for key in sorted(TURN_WEIGHT_KEYS.intersection(turn))}
     text = "".join(part.get("text", "") for part in _as_parts(turn["content"]))
     lengths = (len(_thought(turn)), len(text), len(turn.get("tool_calls") or ()))
     return {name: [[length, keys]] for name, length in zip(PART_KEYS, lengths, strict=True) if length}
 
 
-def _merged(parts: list[list[Any]]) -> list[list[Any]]:
+def _merged_part_weights(parts: list[list[Any]]) -> list[list[Any]]:
     """Join neighbours with the same weight keys."""
     merged: list[list[Any]] = []
     for num, keys in parts:
@@ -145,7 +149,7 @@ def _merged(parts: list[list[Any]]) -> list[list[Any]]:
     return merged
 
 
-def _is_part(part: Any) -> bool:
+def _is_part_weight(part: Any) -> bool:
     if not isinstance(part, list) or len(part) != 2 or type(part[0]) is not int or not isinstance(part[1], dict):
         return False
     return bool(part[0] > 0) and TURN_WEIGHT_KEYS.issuperset(part[1])

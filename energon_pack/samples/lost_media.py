@@ -49,7 +49,7 @@ def is_empty_listing(value: Any) -> bool:
     return True
 
 
-def kinds_in_vain(messages: Sequence[Message], kinds: Collection[str]) -> list[str]:
+def kinds_without_medium(messages: Sequence[Message], kinds: Collection[str]) -> list[str]:
     """Return the kinds of placeholders in questions that the sample (`kinds`: its media) has no medium for."""
     asked: set[str] = set()
     for message in messages:
@@ -82,7 +82,7 @@ def refuse_lost_media(
 
     `kinds`: the kinds of the sample's media. `empty`: as `empty_media_keys` returns it. A caption asks for any medium.
     """
-    lost = [kind for kind in (kinds_in_vain(messages, kinds) if empty else ()) if kind in empty]
+    lost = [kind for kind in (kinds_without_medium(messages, kinds) if empty else ()) if kind in empty]
     if lost or (is_caption and empty and not kinds):
         kind = [*lost, *empty][0]
         asks, rest = (

@@ -24,7 +24,7 @@ def media_parts(record: Record, key: str, parts: Sequence[Part]) -> list[Part]:
         if not chosen and parts and num_placeholders(record.messages):
             names = ", ".join(part.name for part in parts)
             raise Skip(Reason.MISSING_MEDIA, f"placeholders, but no medium by its name: {names} (`name` lists media)")
-    return _refuse_links(chosen)
+    return _refuse_tar_links(chosen)
 
 
 def listed_parts(listed_media: Sequence[str], key: str, parts: Sequence[Part]) -> list[Part]:
@@ -45,10 +45,10 @@ def listed_parts(listed_media: Sequence[str], key: str, parts: Sequence[Part]) -
                 raise Skip(Reason.UNSUPPORTED_MEDIA, f"{listed[:80]!r} is listed: {DOWNLOAD_ADVICE}")
             raise Skip(Reason.MISSING_MEDIA, f"{listed!r} is listed, the parts are {sorted(by_name)[:8]}")
         chosen.append(part)
-    return _refuse_links(chosen)
+    return _refuse_tar_links(chosen)
 
 
-def _refuse_links(parts: list[Part]) -> list[Part]:
+def _refuse_tar_links(parts: list[Part]) -> list[Part]:
     if link := next((part for part in parts if part.size < 0), None):
         raise Skip(Reason.MISSING_MEDIA, f"{link.name} is a link or the like, without bytes in the tar")
     return parts

@@ -1,6 +1,6 @@
 """Finds the pictures of a document, and takes out the places of those that are missing (`source.missing_media`). Pure.
 
-    A cat.<a.jpg>A dog.<gone.jpg>Both.  ──found_pictures──►  A cat.<a.jpg>A dog.⏎⏎Both.   removed: gone.jpg
+    A cat.<a.jpg>A dog.<gone.jpg>Both.  ──find_document_pictures──►  A cat.<a.jpg>A dog.⏎⏎Both.   removed: gone.jpg
 
 A picture is missing if no file, member or cell has its name, or if it has no bytes. One that is damaged is not missing.
 """
@@ -28,7 +28,9 @@ def names_pictures_in_place(record: Record) -> bool:
     return is_document(record.messages) and bool(names) and None not in names and len(names) == len(_listed(record))
 
 
-def found_pictures(record: Record, setting: MissingMedia, find: Callable[[str], Found]) -> tuple[Record, list[Found]]:
+def find_document_pictures(
+    record: Record, setting: MissingMedia, find: Callable[[str], Found]
+) -> tuple[Record, list[Found]]:
     """Return a document without the places of pictures that are missing, and what `find` returned for the others.
 
     Args:

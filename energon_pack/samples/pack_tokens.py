@@ -17,18 +17,18 @@ def members_of(pack: PackTokens) -> list[MemberTokens]:
     Raises:
         TokensDamaged: its columns contradict each other.
     """
-    text = text_of_pack(pack)
-    with _damage_named():
+    text = text_columns_of_pack(pack)
+    with _errors_as_damage():
         return [*_read_members(pack, text)]
 
 
-def text_of_pack(pack: PackTokens) -> TextColumns:
+def text_columns_of_pack(pack: PackTokens) -> TextColumns:
     """Return the tokens of a pack without its media, from its columns.
 
     Raises:
         TokensDamaged: its columns contradict each other.
     """
-    with _damage_named():
+    with _errors_as_damage():
         lens = pack["length"].astype(np.int64)
         num_ids = len(pack["low"]) + int(pack["num_more"].sum(dtype=np.int64))
         if num_ids == lens.sum():  # else damage might ask for all memory
@@ -36,13 +36,13 @@ def text_of_pack(pack: PackTokens) -> TextColumns:
         if num_ids != lens.sum():
             raise ValueError(f"{num_ids} ids, and members of {lens.sum()}")
         spans = np.stack([pack["start"], pack["end"]], axis=1).astype(np.int64)
-        _refuse_wrong_spans(spans, lens)
+        _refuse_wrong_trained_spans(spans, lens)
         numbers = {"weight": len(spans), "factor": len(lens), "shared_len": len(lens)}
         entries = [pack.entries(name, number) if len(pack[name]) else None for name, number in numbers.items()]
         return TextColumns(ids, lens, spans, *entries)
 
 
-def _refuse_wrong_spans(spans: Array, lens: Array) -> None:
+def _refuse_wrong_trained_spans(spans: Array, lens: Array) -> None:
     """Raise ValueError unless each span lies in one member, behind its first token, and behind the span before it."""
     ends = np.cumsum(lens)
     members = np.searchsorted(ends, spans[:, 1])  # those in which spans end
@@ -56,7 +56,7 @@ def _refuse_wrong_spans(spans: Array, lens: Array) -> None:
 
 
 @contextmanager
-def _damage_named() -> Iterator[None]:
+def _errors_as_damage() -> Iterator[None]:
     """Raise TokensDamaged where columns contradict each other."""
     try:
         yield

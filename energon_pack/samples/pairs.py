@@ -1,7 +1,7 @@
 """Makes one sample of the two sides of a preference pair, and the two members of a pack of one sample. Pure.
 
     the chosen record, the rejected record ──with_rejected_side──► one record
-    its sample ──sides_of_pair──► two cuts: `chosen` and `rejected`, which fork behind the prompt
+    its sample ──cuts_of_pair──► two cuts: `chosen` and `rejected`, which fork behind the prompt
 
 `read_record` reads both records by the same settings, wherever samples are.
 
@@ -64,7 +64,7 @@ def with_rejected_side(chosen: Record, rejected: Record) -> Record:
     return replace(chosen, rejected=rejected.messages)
 
 
-def sides_of_pair(messages: Sequence[Message], kinds: Sequence[str]) -> list[Cut]:
+def cuts_of_pair(messages: Sequence[Message], kinds: Sequence[str]) -> list[Cut]:
     """Return the cuts of a pair's chosen and rejected side; `messages`: of either side, `kinds`: of its media."""
     last, letters = len(messages) - 1, "".join(kind[0] for kind in kinds)
     return [

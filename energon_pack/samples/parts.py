@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from energon_pack.run.plain_data import json_value
+from energon_pack.run.plain_data import parse_json
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, format_of, kind_by_name
 from energon_pack.samples.media.medium import SOUND_EXTENSION_OF
 from energon_pack.samples.skip import Skip
@@ -19,7 +19,7 @@ Parts = Mapping[str, Any]
 
 
 def json_of(part: Any) -> Any:
-    return json_value(part) if isinstance(part, (bytes, str)) else part
+    return parse_json(part) if isinstance(part, (bytes, str)) else part
 
 
 def medium_of(parts: Parts, name: str, kind: str) -> Any:

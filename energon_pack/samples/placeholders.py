@@ -48,16 +48,16 @@ def place_media(messages: Sequence[Message], kinds: Sequence[str]) -> tuple[list
     messages = [_without_names_and_settings(message) for message in messages]
     if not kinds:
         return messages, [], False
-    spelled_kinds = [kind for message in messages for kind in _placeholders(message, kinds)]
+    spelled_kinds = [kind for message in messages for kind in _placeholder_kinds(message, kinds)]
     inserted = False
     if sorted(spelled_kinds) != sorted(kinds):
-        spoken_to = [k for m in messages if m["role"] != "assistant" for k in _placeholders(m, kinds)]
+        spoken_to = [k for m in messages if m["role"] != "assistant" for k in _placeholder_kinds(m, kinds)]
         if sorted(spoken_to) == sorted(kinds):
             spelled_kinds = spoken_to
         elif renamed := _with_video_placeholders(messages, kinds):
             messages, inserted, spelled_kinds = renamed, True, list(kinds)
         elif spelled_kinds or num_placeholders([m for m in messages if m["role"] == "user"]):
-            spelled = [k for m in messages for k in _placeholders(m, tuple(PLACEHOLDERS))]
+            spelled = [k for m in messages for k in _placeholder_kinds(m, tuple(PLACEHOLDERS))]
             raise Skip(Reason.PLACEHOLDER_MISMATCH, f"{_amounts(spelled)} in the text for {_amounts(kinds)}")
         else:
             messages, inserted, spelled_kinds = _with_placeholders(messages, kinds), True, list(kinds)
@@ -87,7 +87,7 @@ def split_content(messages: Sequence[Message], kinds: Sequence[str]) -> list[Mes
     """
     if not kinds:
         return list(messages)
-    spelled = [_placeholders(message, kinds) for message in messages]
+    spelled = [_placeholder_kinds(message, kinds) for message in messages]
     in_all = sum(map(len, spelled))
     result = []
     for message, here in zip(messages, spelled, strict=True):
@@ -110,7 +110,7 @@ def num_media_before(messages: Sequence[Message], kinds: Sequence[str]) -> list[
 
 def without_images(messages: Sequence[Message], kinds: Sequence[str], number: int, text: str) -> list[Message]:
     """Replace the first `number` images of a conversation by a text. `kinds`: the kind of each medium."""
-    is_literal = sum(len(_placeholders(message, kinds)) for message in messages) != len(kinds)
+    is_literal = sum(len(_placeholder_kinds(message, kinds)) for message in messages) != len(kinds)
     result = []
     for message in messages:
         content = message["content"]
@@ -159,12 +159,12 @@ def flat_content(parts: list[Message]) -> str | list[Message]:
     texts = [part["text"] for part in parts if part["type"] == "text"]
     if any(key in part for key in _PART_SETTING_KEYS for part in parts) or any(map(spells_placeholder, texts)):
         return parts
-    if any(map(_has_white_space, parts, parts[1:])):  # a template may strip each part
+    if any(map(_have_space_between, parts, parts[1:])):  # a template may strip each part
         return parts
     return "".join(part["text"] if part["type"] == "text" else PLACEHOLDERS[part["type"]] for part in parts)
 
 
-def _has_white_space(part: Message, other: Message) -> bool:
+def _have_space_between(part: Message, other: Message) -> bool:
     """Tell whether there is white space where two texts meet."""
     if part["type"] != "text" or other["type"] != "text":
         return False
@@ -174,7 +174,7 @@ def _has_white_space(part: Message, other: Message) -> bool:
 def media_type_of_parts(conversations: Iterable[Any]) -> str | None:
     """Return the media type of the content parts in these conversations: a kind, or `mix`; None: all are text.
 
-    Unlike `<image>` in a text, a part for a medium is never plain text. Raises Skip as `_refuse_other_order` does.
+    Unlike `<image>` in a text, a media part is never text. Raises Skip as `_refuse_wrong_part_indices` does.
     """
     all_contents = [
         turn.get("content", turn.get("value"))
@@ -191,11 +191,11 @@ def media_type_of_parts(conversations: Iterable[Any]) -> str | None:
     parts += [part for result in results for part in result if isinstance(part, dict)]
     kinds = {kind for part in parts if (kind := PART_TYPES.get(str(part.get("type"))))}
     if kinds and any(part.get("index") is not None for part in parts):
-        _refuse_other_order(all_contents)
+        _refuse_wrong_part_indices(all_contents)
     return media_type([*kinds]) if kinds else None
 
 
-def _refuse_other_order(contents: Iterable[Any]) -> None:
+def _refuse_wrong_part_indices(contents: Iterable[Any]) -> None:
     """Raise Skip if the `index` of a part is not the number of its medium, counted among all media or among its kind.
 
     Parts stand for the listed media in order, and an index is not followed. It may also number all parts of a content.
@@ -203,24 +203,24 @@ def _refuse_other_order(contents: Iterable[Any]) -> None:
     """
     numbers: list[tuple[Any, int, int]] = []  # index, number among all media, number among its kind
     seen = Counter[str]()
-    for kind, part in chain.from_iterable(map(_media_with_parts, contents)):
+    for kind, part in chain.from_iterable(map(_media_kinds_with_parts, contents)):
         index = part.get("index")
         if index is not None and not any(part.get(key) for key in (*PART_TYPES, "path", "url", "source")):
             numbers.append((index, seen.total(), seen[kind]))
         seen[kind] += 1
-    if all(_is_number(index, among_all) for index, among_all, _ in numbers):
+    if all(_index_equals(index, among_all) for index, among_all, _ in numbers):
         return
     for index, among_all, of_kind in numbers:
-        if not _is_number(index, of_kind):
+        if not _index_equals(index, of_kind):
             detail = f"a part for a medium has the index {index!r}, and is number {among_all} of them"
             raise Skip(Reason.BAD_MESSAGE, f"{detail}: media stand in the order of their parts (source.map sorts them)")
 
 
-def _is_number(index: Any, number: int) -> bool:
+def _index_equals(index: Any, number: int) -> bool:
     return not isinstance(index, bool) and index in (number, str(number))
 
 
-def _media_with_parts(content: Any) -> Iterator[tuple[str, Message]]:
+def _media_kinds_with_parts(content: Any) -> Iterator[tuple[str, Message]]:
     """Yield the kind of each medium of a content, and its part; it has an empty one if it stands as a placeholder."""
     if isinstance(content, str):
         yield from ((kind, {}) for kind in _PLACEHOLDER.findall(content))
@@ -232,7 +232,7 @@ def _media_with_parts(content: Any) -> Iterator[tuple[str, Message]]:
         if kind is not None:
             yield kind, {} if numbers_all else part
         elif isinstance(part.get("content"), list):  # the result of a tool
-            yield from _media_with_parts(part["content"])
+            yield from _media_kinds_with_parts(part["content"])
 
 
 def _content_parts(content: str, kinds: Sequence[str]) -> list[Message]:
@@ -249,7 +249,7 @@ def _content_parts(content: str, kinds: Sequence[str]) -> list[Message]:
     return parts
 
 
-def _placeholders(message: Message, kinds: Sequence[str]) -> list[str]:
+def _placeholder_kinds(message: Message, kinds: Sequence[str]) -> list[str]:
     content = message["content"]
     if isinstance(content, str):
         return [kind for kind in _PLACEHOLDER.findall(content) if kind in kinds] if "<" in content else []
@@ -259,7 +259,7 @@ def _placeholders(message: Message, kinds: Sequence[str]) -> list[str]:
 def _settings_of_media(message: Message, kinds: Sequence[str]) -> list[dict[str, Any] | None]:
     content = message["content"]
     if isinstance(content, str):
-        return [None for _ in _placeholders(message, kinds)]
+        return [None for _ in _placeholder_kinds(message, kinds)]
     return [part.get("settings") for part in content if part["type"] != "text"]
 
 

@@ -36,7 +36,7 @@ def parse_json_or_skip(text: str, weight_keys: Sequence[frozenset[str]] = ()) ->
             value = _DECODER.decode(text)
         except _NotFinite:
             value = json.loads(text)
-            value = _finite(value, weight_keys[1:] if isinstance(value, list) else weight_keys)
+            value = _with_finite_numbers(value, weight_keys[1:] if isinstance(value, list) else weight_keys)
         if "\\u" in text or text.count("[") + text.count("{") > _MAX_UNCHECKED_BRACKETS:
             # Only an escape can bring in half a character; a value nested to the limit would not fit into a pack.
             json.dumps(reduce(lambda inner, _: [inner], range(_SPARE_LEVELS), value), ensure_ascii=False).encode()
@@ -60,16 +60,16 @@ def _finite_float(text: str) -> float:
     return value
 
 
-def _finite(value: Any, weight_keys: Sequence[frozenset[str]]) -> Any:
+def _with_finite_numbers(value: Any, weight_keys: Sequence[frozenset[str]]) -> Any:
     """Return a JSON value without NaN and infinite numbers: their names stand for weights, null for all others."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, list):
-        return [_finite(item, weight_keys) for item in value]
+        return [_with_finite_numbers(item, weight_keys) for item in value]
     if not isinstance(value, dict):
         return value
     here, below = (weight_keys[0], weight_keys[1:]) if weight_keys else (frozenset[str](), ())
-    new = {key: _finite(item, below if isinstance(item, list) else ()) for key, item in value.items()}
+    new = {key: _with_finite_numbers(item, below if isinstance(item, list) else ()) for key, item in value.items()}
     weights = {key: value[key] for key in here.intersection(value) if isinstance(value[key], float)}
     return new | {key: json.dumps(weight) for key, weight in weights.items() if not math.isfinite(weight)}
 

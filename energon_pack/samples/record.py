@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from energon_pack.samples.dialects.pairs import question_and_answer_turns, turns_of_pair, turns_of_prompts_and_captions
-from energon_pack.samples.dialects.pictures import media_name_in, replace_img_tags
+from energon_pack.samples.dialects.pictures import media_name_in, replace_img_tags_by_media
 from energon_pack.samples.dialects.rewrite import rewrite_record
 from energon_pack.samples.dialects.table import conversation_of, no_conversation_skip
 from energon_pack.samples.documents import DOCUMENT, document_of_answer, is_document
-from energon_pack.samples.frame_lists import frame_parts, without_frame_lists
+from energon_pack.samples.frame_lists import frame_lists_as_images, frame_parts
 from energon_pack.samples.joined_turns import check_part_weights, joined_calls
 from energon_pack.samples.keys import similar_key_hint, unknown_keys, without_synonyms
 from energon_pack.samples.lost_media import empty_media_keys
@@ -133,8 +133,8 @@ def parse_rewritten_record(value: Any, settings: ReadSettings, lists_media: bool
     if is_as_text:
         messages = [with_calls_as_text(message, index) for index, message in enumerate(messages)]
     if settings.frames is Frames.images:
-        messages = without_frame_lists(messages)
-    messages = replace_img_tags(messages, value, lists_media)
+        messages = frame_lists_as_images(messages)
+    messages = replace_img_tags_by_media(messages, value, lists_media)
     if isinstance(names := value.get("patch_positions"), list):
         value = {**value, "patch_positions": list(_flat_items(names))}
     listings = [key for key in _MEDIA_LISTING_KEYS if key in value and _is_listing(value[key])]
@@ -143,7 +143,8 @@ def parse_rewritten_record(value: Any, settings: ReadSettings, lists_media: bool
         messages=messages,
         tools=None if is_as_text else tools,
         listed_media=_listed_media(value, listings, messages),
-        declared=spelled or value_of_synonyms({key: _kind(value.get(key)) for key in _KIND_KEYS}, _KIND_KEYS),
+        declared=spelled
+        or value_of_synonyms({key: _declared_media_type(value.get(key)) for key in _KIND_KEYS}, _KIND_KEYS),
         fields={key: item for key, item in value.items() if key not in used},
         unknown=unknown,
         empty_media=empty_media_keys(value, settings),
@@ -312,7 +313,7 @@ def _is_listing(value: Any) -> bool:
     return bool(value) if isinstance(value, list) else isinstance(value, str) and kind_by_name(value) is not None
 
 
-def _kind(value: Any) -> str | None:
+def _declared_media_type(value: Any) -> str | None:
     kind = value.lower() if isinstance(value, str) else None
     return kind if kind in MEDIA_TYPES else None
 

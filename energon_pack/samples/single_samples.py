@@ -20,7 +20,7 @@ class SingleSample(NamedTuple):
     parts: dict[str, str]
 
 
-def single_sample(
+def single_sample_of_member(
     flavor: PackedFlavor,
     member: Mapping[str, Any],
     names: Sequence[str],
@@ -42,14 +42,14 @@ def single_sample(
     if arrays:
         member = {**member, "patch_positions": [called.get(i, "") for i in range(len(new))]}
     elif flavor.times_in_text and any(kind == IMAGE.kind for _, kind in new):
-        member = _without_times(member)
+        member = _with_source_times(member)
     parts = {name: part for (name, _), part in zip(new, packed, strict=True)}
     return SingleSample(
         single_record(member, new, messages_key), parts | {called[i]: array for i, array in arrays.items()}
     )
 
 
-def _without_times(value: Mapping[str, Any]) -> Mapping[str, Any]:
+def _with_source_times(value: Mapping[str, Any]) -> Mapping[str, Any]:
     """Move the fields of times to `source_times`, because the text already holds the times."""
     if not (value.get("fps") or any(value.get("patch_positions") or ())):
         return value
@@ -71,7 +71,7 @@ def single_record(
     clashing = member.get("source_fields")
     restored = fields | clashing if isinstance(clashing, dict) else fields
     places = [messages_key] if messages_key else list(MESSAGE_KEYS)
-    free = (key for key in places if key not in restored and not _is_read_before(places, key, restored))
+    free = (key for key in places if key not in restored and not _other_field_is_read_first(places, key, restored))
     if (key := next(free, None)) is None:  # reading takes it for the conversation: it stays where it is
         key, restored = places[0], fields | {"source_fields": clashing}
     names = [name for name, _ in media]
@@ -84,6 +84,6 @@ def single_record(
     return record | ({"tools": member["tools"]} if "tools" in member else {}) | restored
 
 
-def _is_read_before(places: list[str], key: str, fields: Mapping[str, Any]) -> bool:
+def _other_field_is_read_first(places: list[str], key: str, fields: Mapping[str, Any]) -> bool:
     """Tell whether another field would be read as the conversation before this one."""
     return any(fields.get(earlier) for earlier in places[: places.index(key)])

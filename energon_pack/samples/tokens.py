@@ -98,7 +98,7 @@ class TextColumns:
     shared_lens: npt.NDArray[np.int64] | None = None  # of each member; None: all are 0
 
     @property
-    def trained(self) -> npt.NDArray[np.int64]:
+    def trained_indices(self) -> npt.NDArray[np.int64]:
         """The places of all trained tokens."""
         lens = self.spans[:, 1] - self.spans[:, 0]
         return np.repeat(self.spans[:, 1] - np.cumsum(lens), lens) + np.arange(lens.sum())
@@ -109,7 +109,7 @@ class TextColumns:
         if self.weights is None:
             return None
         weights = np.ones(len(self.ids), np.float32)
-        weights[self.trained] = np.repeat(self.weights, self.spans[:, 1] - self.spans[:, 0])
+        weights[self.trained_indices] = np.repeat(self.weights, self.spans[:, 1] - self.spans[:, 0])
         return weights
 
     @classmethod

@@ -204,14 +204,14 @@ def _name_and_arguments_of(call: Any, index: int, is_text: bool = False) -> tupl
     if any(objects.values()):
         return function["name"], _arguments(next(spelled[key] for key in spelled if objects[key]), index)
     if is_text and not names_arguments(call):
-        return function["name"], _own_keys(call, function["name"], index)
+        return function["name"], _arguments_from_own_keys(call, function["name"], index)
     unread = [key for key, item in unread_items_of_call(call).items() if is_unknown_in_call(key) and _has_object(item)]
     if unread:
-        raise _hidden_arguments(function["name"], unread, index)
+        raise _hidden_arguments_skip(function["name"], unread, index)
     return function["name"], _arguments(next(iter(spelled.values()), None), index)
 
 
-def _own_keys(call: Message, name: str, index: int) -> Message:
+def _arguments_from_own_keys(call: Message, name: str, index: int) -> Message:
     """Return the arguments of a call whose own keys they are; raises Skip if some keys have another meaning."""
     arguments = unread_items_of_call(call)
     if call.get("type") not in _CALL_TYPES:
@@ -220,11 +220,11 @@ def _own_keys(call: Message, name: str, index: int) -> Message:
     if len(unknown) == len(arguments):
         return arguments
     if unknown or not all(map(is_harmless_in_call, arguments)):
-        raise _hidden_arguments(name, [*arguments], index)
+        raise _hidden_arguments_skip(name, [*arguments], index)
     return {}
 
 
-def _hidden_arguments(name: str, keys: list[str], index: int) -> Skip:
+def _hidden_arguments_skip(name: str, keys: list[str], index: int) -> Skip:
     spellings = ", ".join(ARGUMENT_KEYS)
     return Skip(
         Reason.BAD_MESSAGE,

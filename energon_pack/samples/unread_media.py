@@ -51,22 +51,22 @@ def refuse_unread_media(
         return
     for field in _fields_to_check(record, has_media):
         for leaf in leaf_values(field.value):
-            kind = None if _is_read(leaf, read) else _kind_of_value(leaf, field, kind_of)
+            kind = None if _names_read_medium(leaf, read) else _kind_of_value(leaf, field, kind_of)
             if kind is not None:
                 is_top = "[]" not in field.key and not is_tar
                 columns = f"columns.{KINDS[kind].plural}"
-                is_listing = is_top and _may_list_media(field.value)
+                is_listing = is_top and _value_may_list_media(field.value)
                 reads = Hint(columns, field.key, "reads it;", keeps=tuple(read)) if is_listing else None
                 raise unread_media_skip(
                     f"{field.key} has {str(leaf)[:80]!r},", kind, similar_key_hint(field.key), reads
                 )
 
 
-def _may_list_media(value: Any) -> bool:
+def _value_may_list_media(value: Any) -> bool:
     """Tell whether a field's value may be read as media: a name, an object with its path, or a list of these."""
     if isinstance(value, Mapping):
         return not {"path", "url"}.isdisjoint(value)
-    return all(map(_may_list_media, value)) if isinstance(value, list | tuple) else True
+    return all(map(_value_may_list_media, value)) if isinstance(value, list | tuple) else True
 
 
 def unread_media_skip(place: str, kind: str, meant: str, reads: Hint | str | None) -> Skip:
@@ -116,7 +116,7 @@ def _kind_of_value(leaf: Any, field: _CheckedField, kind_of: KindOf) -> str | No
     return kind_of(leaf)
 
 
-def _is_read(leaf: Any, read: Sequence[str]) -> bool:
+def _names_read_medium(leaf: Any, read: Sequence[str]) -> bool:
     """Tell whether a value names a medium that is read, perhaps by a longer or a shorter path."""
     path = f"/{leaf.removeprefix('./')}" if isinstance(leaf, str) else ""
     return bool(path) and any(path.endswith(f"/{name}") or f"/{name}".endswith(path) for name in read)

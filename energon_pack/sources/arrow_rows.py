@@ -87,7 +87,7 @@ class ArrowTable:
         return pa.ipc.read_schema(self._bytes_of(self.head[0]))
 
     @cached_property
-    def first_rows(self) -> list[int]:
+    def group_starts(self) -> list[int]:
         """Return the number, in the file, of each batch's first row, and at the end the number of all rows."""
         return list(accumulate((batch.num_rows for batch in self.batches), initial=0))
 
@@ -105,7 +105,7 @@ class ArrowTable:
             share = texts / max(1, first.nbytes)
         return [max(1, int(batch.size * share) // max(1, batch.num_rows)) for batch in self.batches]
 
-    def is_copied(self, batch: _Message) -> bool:
+    def copies_batch_on_read(self, batch: _Message) -> bool:
         """Tell whether reading a batch takes memory; else its values are those of the mapped file."""
         return self._mapped is None or batch.is_compressed or len(self.head) > 1
 
@@ -128,8 +128,8 @@ def _read_table(path: str, file: File) -> ArrowTable:
     start = len(_FILE_MAGIC) if file.read(0, 6) == _FILE_MAGIC[:6] else 0
     table = ArrowTable(file, os.path.basename(path), [], [], [], start == 0)
     try:
-        if start and _has_bare_schema(file, start):
-            begin, start = start, _first_block(file)
+        if start and _schema_lacks_length(file, start):
+            begin, start = start, _first_block_offset(file)
             table.head.append(_Message(_SCHEMA, begin, start - begin, 0, False))
             table.schema_lead = _CONTINUES + struct.pack("<i", start - begin)
         for message in _messages(file, start):
@@ -141,7 +141,9 @@ def _read_table(path: str, file: File) -> ArrowTable:
         )
     if not table.head or table.head[0].kind != _SCHEMA:
         raise ValueError("it does not begin with a schema")
-    large = next((each for each in table.batches if table.is_copied(each) and each.size > _MAX_BATCH_BYTES), None)
+    large = next(
+        (each for each in table.batches if table.copies_batch_on_read(each) and each.size > _MAX_BATCH_BYTES), None
+    )
     if large is not None:
         raise PackError(
             f"{path} has a batch of {format_bytes(large.size)}, which is read at once: write smaller ones (in"
@@ -160,7 +162,7 @@ def _messages(file: File, start: int) -> Iterator[_Message]:
         if size == 0:
             return
         described = file.read(offset + lead, min(max(size, 0), file.size))
-        kind, header, body = _described(described)
+        kind, header, body = _read_message_header(described)
         whole = lead + size + body
         if size < 0 or body < 0 or offset + whole > file.size:
             raise ValueError(
@@ -174,15 +176,15 @@ def _messages(file: File, start: int) -> Iterator[_Message]:
         offset += whole
 
 
-def _has_bare_schema(file: File, start: int) -> bool:
+def _schema_lacks_length(file: File, start: int) -> bool:
     """Tell whether the schema of a file stands there without its length before it, as polars writes it."""
     head = file.read(start, _BUFFER_BYTES)
     with suppress(struct.error):
-        return not head.startswith(_CONTINUES) and _described(head)[0] == _SCHEMA
+        return not head.startswith(_CONTINUES) and _read_message_header(head)[0] == _SCHEMA
     return False
 
 
-def _first_block(file: File) -> int:
+def _first_block_offset(file: File) -> int:
     """Return where the first dictionary or batch lies; raises ValueError or struct.error if the footer is damaged."""
     end = file.size - _TAIL_BYTES
     (size,) = struct.unpack("<I", file.read(end, 4))
@@ -199,7 +201,7 @@ def _first_block(file: File) -> int:
     return first
 
 
-def _described(message: bytes) -> tuple[int, int, int]:
+def _read_message_header(message: bytes) -> tuple[int, int, int]:
     """Return kind, place of the header, and bytes of the body of a message: a table of Message.fbs, in FlatBuffers."""
     (root,) = struct.unpack_from("<I", message)
     place = _place_of_field(message, root, 2)
@@ -236,7 +238,7 @@ def table_of(path: str) -> ArrowTable:
         return table
 
 
-def table_row(path: str, version: str, number: int) -> bytes:
+def row_json(path: str, version: str, number: int) -> bytes:
     """Return the JSON of a row, with names in place of bytes; raises Skip if the row can't be read.
 
     `version`: the file's version when it was found; `number`: the row's number in the file, from 0.
@@ -248,10 +250,12 @@ def table_row(path: str, version: str, number: int) -> bytes:
 
 def _rows_as_json(table: ArrowTable, key: GroupKey, first: int, number: int) -> list[bytes]:
     """Return the JSON of rows of a batch, with names in place of bytes; raises BoundExceeded."""
-    rows, start = _read_batch(table, key).slice(first, number), table.first_rows[key[2]] + first
+    rows, start = _read_batch(table, key).slice(first, number), table.group_starts[key[2]] + first
     with bounded(_MAX_BATCH_BYTES + _MEMORY_PER_BYTE * table.batches[key[2]].size):
         columns = [
-            [*map(_plain, column)] if _has_bytes(column.type) else _without_nanoseconds(column).to_pylist()
+            [*map(_value_without_bytes, column)]
+            if _has_bytes(column.type)
+            else _without_nanoseconds(column).to_pylist()
             for column in rows.columns
         ]
         return [
@@ -270,16 +274,16 @@ def _has_bytes(kind: pa.DataType) -> bool:
     return pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or any(map(_has_bytes, inner))
 
 
-def _plain(value: Any) -> Any:
+def _value_without_bytes(value: Any) -> Any:
     """Return a value of Arrow as Python has it, with b"" in place of any bytes, which are not copied."""
     if not value.is_valid:
         return None
     if isinstance(value, pa.BinaryScalar | pa.LargeBinaryScalar) and not isinstance(value, pa.StringScalar):
         return b""
     if isinstance(value, pa.StructScalar):
-        return {name: _plain(value[name]) for name in value}
+        return {name: _value_without_bytes(value[name]) for name in value}
     if isinstance(value, pa.ListScalar | pa.LargeListScalar | pa.FixedSizeListScalar):
-        return [*map(_plain, value.values)]
+        return [*map(_value_without_bytes, value.values)]
     return value.as_py()
 
 
@@ -317,6 +321,6 @@ def _read_batch(table: ArrowTable, key: GroupKey) -> pa.RecordBatch:
     kept = _kept_batches.get(key)
     if kept is None:
         batch = table.read(key[2])
-        memory = batch.nbytes if table.is_copied(table.batches[key[2]]) else 1 << 12
+        memory = batch.nbytes if table.copies_batch_on_read(table.batches[key[2]]) else 1 << 12
         kept = _kept_batches.put(key, (batch, memory))
     return kept[0]

@@ -41,11 +41,11 @@ class BlockwiseReader:
         end = min(offset + size, self._size)
         pieces = []
         while offset < end:
-            pieces.append(self._read_ahead(offset, end) or self._read_block(offset, end))
+            pieces.append(self._read_from_spool(offset, end) or self._read_block(offset, end))
             offset += len(pieces[-1])
         return b"".join(pieces) if len(pieces) != 1 else pieces[0]
 
-    def _read_ahead(self, offset: int, end: int) -> bytes:
+    def _read_from_spool(self, offset: int, end: int) -> bytes:
         """Return the bytes from `offset` on that were read ahead, up to `end`; b"" if the first of them was not."""
         number = bisect_right(self._starts, offset) - 1
         if number < 0 or offset >= self._ranges_ahead[number][0]:
@@ -57,7 +57,7 @@ class BlockwiseReader:
         """Return the bytes from `offset` on, up to `end` or to the end of their block, whichever comes first."""
         number, start = divmod(offset, BLOCK_BYTES)
         here = slice(start, min(BLOCK_BYTES, end - number * BLOCK_BYTES))
-        kept = BLOCKS.read(self._key, number, here.start, here.stop) or b""
+        kept = BLOCKS.read_if_kept(self._key, number, here.start, here.stop) or b""
         is_whole = len(kept) == here.stop - here.start  # false if the machine went down while writing it
         return kept if is_whole else bytes(self._fetch(number, -(-end // BLOCK_BYTES))[here])
 

@@ -1,6 +1,6 @@
 """Read rows and cells of CSV and TSV: a record is found by the quotes before its end, and read by its place.
 
-    a.csv ──Records──► offset and size of each record ──csv_row──► {"image": "a.csv::17/image"} ──► the image
+    a.csv ──Records──► offset and size of each record ──row_json──► {"image": "a.csv::17/image"} ──► the image
 
 The first record names the columns. As in RFC 4180 a cell may stand in quotes, and then hold delimiters, ends of lines
 and doubled quotes; a quote within any other cell is text. Blank lines are no records.
@@ -74,8 +74,8 @@ class Records:
                 ends, sizes = self._ends(np.frombuffer(block, np.uint8), base)
                 starts = np.concatenate([[start], ends + sizes])
                 start = int(starts[-1])
-                yield _filled(starts[:-1], ends - starts[:-1])
-        yield _filled(np.array([start]), np.array([self._file.size - start]))
+                yield _without_empty_records(starts[:-1], ends - starts[:-1])
+        yield _without_empty_records(np.array([start]), np.array([self._file.size - start]))
 
     def _ends(self, block: np.ndarray, base: int) -> _RecordPlaces:
         """Return the places of the ends of records in a block: LF, CR and LF, or CR, outside of quotes."""
@@ -94,20 +94,20 @@ class Records:
         """Return the offsets in a block of the quotes that open or close a cell; a doubled quote closes and opens."""
         quotes = np.flatnonzero(block == _QUOTE)
         if not len(quotes):
-            self._note_wrong_ends(quotes, block, base)
+            self._note_wrong_closing_quotes(quotes, block, base)
             return quotes
         may_open = self._begins_cell[np.where(quotes > 0, block[quotes - 1], self._before)]
         is_doubled = np.diff(quotes, prepend=self._last - base) == 1
         is_closing = (np.arange(len(quotes)) + self.is_open) % 2 == 1
         if not np.all(is_closing | may_open | is_doubled):  # some are text
             quotes = np.array([*self._quotes_one_by_one(quotes, may_open, self._last - base)], np.int64)
-        self._note_wrong_ends(quotes, block, base)
+        self._note_wrong_closing_quotes(quotes, block, base)
         if len(quotes):
             self._last = base + int(quotes[-1])
             self.is_open ^= len(quotes) % 2 == 1
         return quotes
 
-    def _note_wrong_ends(self, quotes: np.ndarray, block: np.ndarray, base: int) -> None:
+    def _note_wrong_closing_quotes(self, quotes: np.ndarray, block: np.ndarray, base: int) -> None:
         """Note the quotes that close a cell, as far as the byte behind them is in the block."""
         ends = quotes[int(not self.is_open) :: 2]
         if not self.is_open and self._last == base - 1:
@@ -124,7 +124,7 @@ class Records:
                 yield place
 
 
-def _filled(offsets: np.ndarray, sizes: np.ndarray) -> _RecordPlaces:
+def _without_empty_records(offsets: np.ndarray, sizes: np.ndarray) -> _RecordPlaces:
     return offsets[sizes > 0], sizes[sizes > 0]
 
 
@@ -227,7 +227,7 @@ def csv_of(path: str) -> CsvTable:
         return _open_tables.get(path)[1]
 
 
-def delimiter_of(path: str) -> str:
+def delimiter_name(path: str) -> str:
     """Return what separates the cells of a CSV or TSV: `,`, `;`, `tab`; raises PackError as `csv_of`."""
     return _CALLED[csv_of(path).delimiter]
 
@@ -271,7 +271,7 @@ def _lost_lines(
             yield offset, f"record {number} takes {ends + 1:,} lines, for a quote in it has no end or is not doubled"
 
 
-def first_csv_rows(path: str, number: int) -> list[tuple[int, int]]:
+def first_csv_places(path: str, number: int) -> list[tuple[int, int]]:
     """Return offset and size of the first records behind the header."""
     table = csv_of(path)
     with open_uncompressed(path) as file:
@@ -283,7 +283,7 @@ def first_csv_rows(path: str, number: int) -> list[tuple[int, int]]:
     return places[:number]
 
 
-def csv_row(path: str, file: File, number: int, offset: int, size: int) -> bytes:
+def row_json(path: str, file: File, number: int, offset: int, size: int) -> bytes:
     """Return the JSON of a record, with names in place of images in base64; raises Skip if it can't be read."""
     if size > _MAX_ROW_BYTES:
         detail = f"record {number} has {format_bytes(size)}, and {format_bytes(_MAX_ROW_BYTES)} are read"

@@ -69,11 +69,15 @@ class DottedKeyFinder:
         like_records = [part for part in parts if part[0].endswith(_RECORD_ENDINGS)]
         if record is not None:
             self._without_record.pop(key, None)
-            self._samples += [DottedFile(key, part[0]) for part in like_records if self._is_record(part, record, parts)]
+            self._samples += [
+                DottedFile(key, part[0])
+                for part in like_records
+                if self._is_record_of_other_sample(part, record, parts)
+            ]
         elif like_records:
             self._without_record.setdefault(key, []).extend(name for name, *_ in like_records)
 
-    def separate_files(self) -> list[DottedFile]:
+    def files_that_are_samples(self) -> list[DottedFile]:
         """Return the files that are samples of their own; called after the last sample of the tar."""
         doubted = {
             key: [name for name in names if name not in self._num_other_forms]
@@ -82,7 +86,7 @@ class DottedKeyFinder:
         lost = [DottedFile(key, name) for key, names in doubted.items() if len(names) > 1 for name in names]
         return [*self._samples, *lost]
 
-    def _is_record(self, part: Member, record: Member, parts: Collection[Member]) -> bool:
+    def _is_record_of_other_sample(self, part: Member, record: Member, parts: Collection[Member]) -> bool:
         """Tell whether a part beside a record is itself the record of another sample."""
         name = part[0]
         stem, _, ending = name.rpartition(".")
@@ -92,14 +96,14 @@ class DottedKeyFinder:
             return any("." not in other for other in media) and any(other.startswith(f"{stem}.") for other in media)
         if record[0] != "json" or ending != "json" or min(part[2], record[2]) < 0 or num_compared >= _MAX_COMPARED:
             return False
-        form = _keys_to_compare(self._read(record))
-        if form is None or form != _keys_to_compare(self._read(part)):
+        form = _record_keys_to_compare(self._read(record))
+        if form is None or form != _record_keys_to_compare(self._read(part)):
             self._num_other_forms[name] = num_compared + 1
             return False
         return True
 
 
-def _keys_to_compare(raw: bytes) -> list[str] | None:
+def _record_keys_to_compare(raw: bytes) -> list[str] | None:
     """Return the keys of a record's conversation, by which two records are compared; all keys if it has none.
 
     A list gives the keys of its first message. None: the record is no JSON object.

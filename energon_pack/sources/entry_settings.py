@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from energon_pack.errors import PackError
-from energon_pack.run.plain_data import node_of
+from energon_pack.run.plain_data import dataclass_from_plain
 from energon_pack.samples.record import Record
 from energon_pack.samples.settings import Columns, ReadSettings, Roles, Take
 from energon_pack.sources.sample_ratio import TakenRows
@@ -52,7 +52,7 @@ class EntrySettings:
             return []
         return [None if self.reading is None else self.reading.identity, dict(self.options)]
 
-    def add_options(self, record: Record) -> Record:
+    def add_options_to_record(self, record: Record) -> Record:
         """Return a record with `options` added to its fields; the record's own fields override them."""
         if not self.options:
             return record
@@ -72,7 +72,9 @@ def read_entry_settings(where: str, item: Mapping[str, Any], run: ReadSettings) 
     texts = {key: item[key] for key in _TEXT_KEYS if item.get(key) is not None}
     if wrong := next((key for key, value in texts.items() if not isinstance(value, str)), None):
         raise PackError(f"{where}: {wrong} is {texts[wrong]!r}, no text")
-    names = {key: _read_names(f"{where}: {key}", item[key], kind) for key, kind in _GROUPS.items() if item.get(key)}
+    names = {
+        key: _read_name_mapping(f"{where}: {key}", item[key], kind) for key, kind in _GROUPS.items() if item.get(key)
+    }
     options: dict[str, Any] = {}
     if labels := item.get("labels"):
         options["label_settings"] = _read_object(f"{where}: labels", labels)
@@ -88,7 +90,7 @@ def read_entry_settings(where: str, item: Mapping[str, Any], run: ReadSettings) 
     if not texts and not names:
         return EntrySettings(None, options)
     try:
-        reading = node_of(
+        reading = dataclass_from_plain(
             ReadSettings, {**{each.name: getattr(run, each.name) for each in fields(run)}, **texts, **names}
         )
     except ValueError as error:
@@ -96,7 +98,7 @@ def read_entry_settings(where: str, item: Mapping[str, Any], run: ReadSettings) 
     return EntrySettings(reading, options)
 
 
-def _read_names(where: str, value: Any, kind: type[Columns] | type[Roles]) -> dict[str, str]:
+def _read_name_mapping(where: str, value: Any, kind: type[Columns] | type[Roles]) -> dict[str, str]:
     known = [each.name for each in fields(kind)]
     names = _read_object(where, value)
     if unknown := next((key for key in names if key not in known), None):
@@ -112,12 +114,12 @@ def _read_object(where: str, value: Any) -> dict[str, Any]:
     return dict(value)
 
 
-def _as_int(number: Any) -> Any:
+def _int_if_whole(number: Any) -> Any:
     return int(number) if isinstance(number, float) and number.is_integer() else number
 
 
 def _read_pixels(where: str, item: Mapping[str, Any]) -> dict[str, int]:
-    pixels = {key: _as_int(item[key]) for key in _PIXEL_KEYS if item.get(key) is not None}
+    pixels = {key: _int_if_whole(item[key]) for key in _PIXEL_KEYS if item.get(key) is not None}
     if wrong := next((key for key, number in pixels.items() if type(number) is not int or number < 1), None):
         raise PackError(f"{where}: {wrong} is {pixels[wrong]!r}, not a number of pixels")
     if pixels.get("min_pixels", 1) > pixels.get("max_pixels", pixels.get("min_pixels", 1)):

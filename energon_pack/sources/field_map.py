@@ -59,7 +59,7 @@ class FieldMap:
     def record_part(self) -> str | None:
         return next(iter(self.parts), None)
 
-    def value(self, raw: bytes, part: str) -> Any:
+    def read_fields(self, raw: bytes, part: str) -> Any:
         """Return the JSON value of a sample from the bytes of its record part; raises Skip if a field is missing."""
         if not _is_json(part):
             try:

@@ -1,6 +1,6 @@
 """Find the files of a source, of whatever form: what is asked of a form, and the names of files in ids of samples.
 
-entry of source.path ──files_in──► files ──files_of_entry──► ListedFile ──find_files──► the shards of a Source
+an entry ──list_folder──► files ──files_of_entry──► FoundFile ──find_source_of_format──► shards of a Source
 """
 
 import os
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from energon_pack.errors import PackError, amount
 from energon_pack.run.address import bucket_of, is_address, lies_in, local_paths
-from energon_pack.sources.media_map import absolute_places
+from energon_pack.sources.media_map import absolute_mapped_places
 from energon_pack.sources.mixture import Mixture
 from energon_pack.sources.other_formats import COMPRESSED_NAME, TABLE_FILE, compressed_error
 from energon_pack.sources.row_shard import RowShard
@@ -87,7 +87,7 @@ class Source:
     @property
     def _mapped_places(self) -> set[str]:
         maps = {shard.row_settings.media_map for shard in self.shards if isinstance(shard, RowShard)}
-        return {place for media_map in maps for place in absolute_places(media_map)}
+        return {place for media_map in maps for place in absolute_mapped_places(media_map)}
 
     @property
     def repeated_line(self) -> str:
@@ -124,7 +124,7 @@ class Source:
         return within or next((folder for folder in (path, path.parent) if folder in self.parent_folders), None)
 
 
-class ListedFile(NamedTuple):
+class FoundFile(NamedTuple):
     """A file that was found for a source, and the class and fields of its shard."""
 
     path: str
@@ -146,7 +146,7 @@ class FileFinder(ABC):
         """Return the paths of the files of this format in a folder and its subfolders."""
 
     @abstractmethod
-    def files_of_entry(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[ListedFile]:
+    def files_of_entry(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[FoundFile]:
         """Yield the files to read for an entry of `source.path`; raises PackError if there are none.
 
         `folders`: those that the entry names; `files`: those that it names, and those found in its folders.
@@ -157,16 +157,16 @@ class FileFinder(ABC):
         return shards
 
 
-def find_files(form: FileFinder, path: Sequence[str]) -> Source:
+def find_source_of_format(form: FileFinder, path: Sequence[str]) -> Source:
     """Find the files of one format. `path`: folders, which are searched recursively, files and globs."""
     roots, folders = list[str](), list[str]()
-    leaf_of = dict[str, ListedFile]()  # by real path
+    leaf_of = dict[str, FoundFile]()  # by real path
     repeated: list[tuple[str, str]] = []
     for entry in path:
         root, inside, files = expand(os.path.expanduser(entry))
         roots.append(root)
         folders += inside
-        repeated += chain.from_iterable(map(_linked_again, inside))
+        repeated += chain.from_iterable(map(_links_between_subfolders, inside))
         of_entry = set[str]()  # a glob may match a folder and the files in it
         for leaf in form.files_of_entry(entry, inside, [*files, *chain.from_iterable(map(form.files_in, inside))]):
             first = leaf_of.setdefault(leaf.real_path, leaf)
@@ -178,7 +178,7 @@ def find_files(form: FileFinder, path: Sequence[str]) -> Source:
         raise compressed_error(compressed[0], len(compressed))
     shards = [
         make_shard(name, leaf.path, leaf.shard_class, leaf.shard_fields)
-        for name, leaf in zip(shard_names(roots, [leaf.path for leaf in leaves]), leaves, strict=True)
+        for name, leaf in zip(name_files_for_ids(roots, [leaf.path for leaf in leaves]), leaves, strict=True)
     ]
     local = local_paths(folders)
     return Source(
@@ -190,7 +190,7 @@ def find_files(form: FileFinder, path: Sequence[str]) -> Source:
     )
 
 
-def shard_names(roots: Iterable[str], files: Sequence[str]) -> list[str]:
+def name_files_for_ids(roots: Iterable[str], files: Sequence[str]) -> list[str]:
     """Name each file for sample ids; the names do not depend on where the roots lie.
 
     With one root, a name is the path from there. With several, it begins with the name of the file's root, and with as
@@ -199,11 +199,11 @@ def shard_names(roots: Iterable[str], files: Sequence[str]) -> list[str]:
 
     `roots`: folders with the files, in any order; for a file outside of them, its own folder is a root.
     """
-    paths = list(map(_rooted_path, files))
-    folders = _outermost_folders(map(_rooted_path, roots))
-    outside = {os.path.dirname(path) for path in paths if _enclosing_folder(path, folders) is None}
+    paths = list(map(_as_absolute_path, files))
+    folders = _outermost_folders(map(_as_absolute_path, roots))
+    outside = {os.path.dirname(path) for path in paths if _deepest_folder_around(path, folders) is None}
     folders = _outermost_folders([*folders, *outside])
-    root_of = [_enclosing_folder(path, folders) or "/" for path in paths]
+    root_of = [_deepest_folder_around(path, folders) or "/" for path in paths]
     in_root = [path[len(root) :].lstrip("/") for path, root in zip(paths, root_of, strict=True)]
     if len(folders) == 1:
         return in_root
@@ -237,7 +237,7 @@ def table_hint(folders: Sequence[str]) -> str:
     return "" if first is None else f"; source=table reads {first}"
 
 
-def _rooted_path(path: str) -> str:
+def _as_absolute_path(path: str) -> str:
     """Return the path that names are cut from; an address becomes a path below the root folder."""
     return os.path.join("/", absolute(path).replace("://", ":/", 1))
 
@@ -245,10 +245,10 @@ def _rooted_path(path: str) -> str:
 def _outermost_folders(folders: Iterable[str]) -> set[str]:
     """Return the folders that lie in none of the other folders."""
     every = set(folders)
-    return {folder for folder in every if _enclosing_folder(folder, every) is None}
+    return {folder for folder in every if _deepest_folder_around(folder, every) is None}
 
 
-def _enclosing_folder(path: str, folders: Collection[str]) -> str | None:
+def _deepest_folder_around(path: str, folders: Collection[str]) -> str | None:
     """Return the deepest of these folders that a path lies in; None: it lies in none."""
     while (above := os.path.dirname(path)) != path:
         if above in folders:
@@ -295,7 +295,7 @@ def split_in_path(name: str) -> str | None:
     return _SPLIT_ALIAS.get(named[-1], named[-1]) if named else None
 
 
-def _linked_again(folder: str) -> list[tuple[str, str]]:
+def _links_between_subfolders(folder: str) -> list[tuple[str, str]]:
     """Return the subfolders that are links to others of the same folder, which are walked once, and these others."""
     if is_address(folder):
         return []

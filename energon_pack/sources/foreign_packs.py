@@ -32,7 +32,7 @@ class PackForm(NamedTuple):
     recognizes: Callable[[Fields, Sequence[str]], bool] = lambda value, parts: False
 
 
-def _with_media_names(member: Fields, names: list[str]) -> Member:
+def _member_as_sample(member: Fields, names: list[str]) -> Member:
     """Return a member in the form of a source sample, with `names` as its media, and the same names."""
     fields = {key: item for key, item in member.items() if item is not None and key not in ("media_files", "images")}
     return {**fields, "name": names}, names
@@ -50,7 +50,7 @@ def _is_pack_of_chats(value: Fields, parts: Sequence[str]) -> bool:
 
 def _chat_members(value: Fields) -> Iterator[Member]:
     for member, names in zip(value["messages"], value["media_files"], strict=True):
-        yield _with_media_names(member, names)
+        yield _member_as_sample(member, names)
 
 
 def _is_pack_of_pairs(value: Fields, parts: Sequence[str]) -> bool:
@@ -62,7 +62,7 @@ def _pair_members(value: Fields) -> Iterator[Member]:
     prompts, captions = value["texts"]["prompts"], value["texts"]["captions"]
     media = value["media_files"] or [[]] * len(prompts)  # earlier versions name none in a pack of texts
     for prompt, caption, names in zip(prompts, captions, media, strict=True):
-        yield _with_media_names({"prompts": prompt, "captions": caption}, names)
+        yield _member_as_sample({"prompts": prompt, "captions": caption}, names)
 
 
 def _is_pack_of_columns(value: Fields, parts: Sequence[str]) -> bool:
@@ -79,11 +79,11 @@ def _column_members(value: Fields) -> Iterator[Member]:
         names = [f"img{index}_{i}.jpg" for i in range(len(images))]
         positions = [f"img{index}_{i}.npy" if array else "" for i, array in enumerate(arrays or ())]
         member = dict(zip(_COLUMN_NAMES[2:], rest, strict=True))
-        record, _ = _with_media_names({**member, "patch_positions": positions if any(positions) else None}, names)
+        record, _ = _member_as_sample({**member, "patch_positions": positions if any(positions) else None}, names)
         yield record, [*names, *filter(None, positions)]
 
 
-def _is_list_of_texts(value: Any) -> bool:
+def _has_caption_per_prompt(value: Any) -> bool:
     if not isinstance(value, dict):
         return False
     prompts, captions = value.get("prompts"), value.get("captions")
@@ -107,7 +107,10 @@ FOREIGN_FORMS: tuple[PackForm, ...] = (
     ),
     PackForm(
         "LoongForge's packed_multi_mix_qa",
-        {"texts": ("prompts and as many captions", _is_list_of_texts), "media_files": MEDIA_SCHEMA["media_files"]},
+        {
+            "texts": ("prompts and as many captions", _has_caption_per_prompt),
+            "media_files": MEDIA_SCHEMA["media_files"],
+        },
         frozenset(),
         _pair_members,
         _is_pack_of_pairs,

@@ -109,7 +109,7 @@ class Lmdb:
         self._file, self._path, self._name = file, path, os.path.basename(path)
         self._meta = meta = self._newest_meta()
         if file.size < (needed := (meta.last_page + 1) * meta.page_bytes):
-            self._refuse(f"is cut short: its pages need {needed:,} bytes, it has {file.size:,}")
+            self._raise_damaged(f"is cut short: its pages need {needed:,} bytes, it has {file.size:,}")
         if meta.flags & (_REVERSED | _INTEGERS):
             raise Skip(Reason.UNSUPPORTED_MEDIA, f"the LMDB {self._name!r} has keys that are reversed, or integers")
 
@@ -124,7 +124,7 @@ class Lmdb:
         try:
             return self._find(key)
         except _NodeOutside as error:
-            self._damaged(error.args[0])
+            self._raise_damaged_page(error.args[0])
 
     def _find(self, key: bytes) -> bytes:
         way: list[tuple[_Page, int]] = []  # pages, and the place in each
@@ -147,26 +147,30 @@ class Lmdb:
         if flags & _SEVERAL:
             raise Skip(Reason.UNSUPPORTED_MEDIA, f"the LMDB {self._name!r} has several values of a key")
         if not flags & _LARGE:
-            return page.data[start : start + size] if start + size <= len(page.data) else self._damaged(page.number)
+            return (
+                page.data[start : start + size]
+                if start + size <= len(page.data)
+                else self._raise_damaged_page(page.number)
+            )
         number = int.from_bytes(page.data[start : start + 8], "little")
         first = number * self._meta.page_bytes
         head = self._file.read(first, _PAGE.size) if number <= self._meta.last_page else b""
         its_number, _, kind, low, high = _PAGE.unpack(head) if len(head) == _PAGE.size else (-1, 0, 0, 0, 0)
         room = min(low | high << 16, self._meta.last_page + 1 - number) * self._meta.page_bytes - _PAGE.size
         if its_number != number or kind & ~_IN_MEMORY != _OVERFLOW or size > room:
-            self._damaged(number)
+            self._raise_damaged_page(number)
         value = self._file.read(first + _PAGE.size, size)
-        return value if len(value) == size else self._damaged(number)
+        return value if len(value) == size else self._raise_damaged_page(number)
 
     def _page(self, number: int, kind: int) -> _Page:
         """Read a page of the tree; raises DamagedFile if it is not of this number and kind."""
         size = self._meta.page_bytes
         data = self._file.read(number * size, size) if 1 < number <= self._meta.last_page else b""
         if len(data) < size:
-            self._damaged(number)
+            self._raise_damaged_page(number)
         its_number, _, its_kind, end, nodes = _PAGE.unpack_from(data)
         if its_number != number or its_kind & ~_IN_MEMORY != kind or not _PAGE.size < end <= nodes <= size:
-            self._damaged(number)
+            self._raise_damaged_page(number)
         starts = struct.unpack_from(f"<{(end - _PAGE.size) // 2}H", data, _PAGE.size)
         return _Page(number, data, starts, nodes, size - _NODE.size)
 
@@ -178,7 +182,7 @@ class Lmdb:
             first = int((page, place) != way[-1])
             keys = [page.key(number) for number in range(first, len(page.starts))]
             if any(key > later for key, later in pairwise([*before, *keys, *behind])):
-                self._damaged(page.number)
+                self._raise_damaged_page(page.number)
             before = [page.key(place)] if place >= first else before
             behind = [page.key(place + 1)] if place + 1 < len(page.starts) else behind
 
@@ -190,7 +194,7 @@ class Lmdb:
             raise Skip(Reason.UNREADABLE_MEDIA, f"{self._name!r} is no LMDB")
         newest = max(first, second, key=lambda meta: meta.transaction)
         if second is first or first[:3] != second[:3] or newest.depth > _MAX_DEPTH:
-            self._damaged(0)
+            self._raise_damaged_page(0)
         if newest.version != _VERSION:
             raise Skip(Reason.UNSUPPORTED_MEDIA, f"the LMDB {self._name!r} is of version {newest.version}")
         return newest
@@ -199,8 +203,8 @@ class Lmdb:
         data = self._file.read(place + _PAGE.size, _META.size)
         return _Meta(*_META.unpack(data.ljust(_META.size, b"\0")))
 
-    def _damaged(self, number: int) -> NoReturn:
-        self._refuse(f"is damaged in its page {number:,}")
+    def _raise_damaged_page(self, number: int) -> NoReturn:
+        self._raise_damaged(f"is damaged in its page {number:,}")
 
-    def _refuse(self, defect: str) -> NoReturn:
+    def _raise_damaged(self, defect: str) -> NoReturn:
         raise DamagedFile(self._path, self._name, f"{defect}; put a whole copy in its place")

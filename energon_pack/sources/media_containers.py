@@ -12,7 +12,7 @@ from energon_pack.errors import one_line
 from energon_pack.run.address import bucket_of
 from energon_pack.run.expansion_bounds import BoundExceeded, bounded
 from energon_pack.run.lru_cache import LruCache
-from energon_pack.run.plain_data import json_value
+from energon_pack.run.plain_data import parse_json
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.named_bytes import item_of, medium_at
@@ -44,7 +44,7 @@ def joined_name(file: str, key: str) -> str:
     return f"{file}{_SEPARATOR}{key}"
 
 
-def archive_path(media_root: str, name: str) -> str | None:
+def path_in_archive(media_root: str, name: str) -> str | None:
     """Return the path of a medium in the zip archive `media_root`; None: it is no archive, or `name` is an address."""
     return joined_name(media_root, name) if media_root.lower().endswith(_ZIP) and not bucket_of(name) else None
 
@@ -67,7 +67,7 @@ def _open_base64(path: str, key: str) -> InMemory:
     if not (offset.isdecimal() and size.isdecimal()):
         raise KeyError(key)
     with open_file(path) as file:
-        value = json_value(file.read(int(offset), min(int(size), file.size)))
+        value = parse_json(file.read(int(offset), min(int(size), file.size)))
         return InMemory(medium_at(way, partial(item_of, value)), file.version)
 
 
@@ -115,7 +115,7 @@ def open_medium(path: str) -> File:
     return open_file(path) if key is None else open_inside(file, key)
 
 
-def _empty_file_cache() -> LruCache[str, File]:
+def _make_file_cache() -> LruCache[str, File]:
     return LruCache(_MAX_OPEN_FILES, close=lambda file: file.close())
 
 
@@ -123,14 +123,14 @@ class OpenFiles:
     """Keeps files open by their paths, and closes the least recently used. A forked process opens them anew."""
 
     def __init__(self) -> None:
-        self._open = _empty_file_cache()
+        self._open = _make_file_cache()
         self._files_ahead: list[File] = []  # files with ranges that were read ahead
         self._process = os.getpid()
 
     def open(self, path: str, opened: Callable[[], File] | None = None) -> File:
         """Return the open file of a path. `opened`: called to open it if it is not open; None: `open_medium` is."""
         if self._process != os.getpid():  # open files belong to the process that this one was forked from
-            self._open, self._process = _empty_file_cache(), os.getpid()
+            self._open, self._process = _make_file_cache(), os.getpid()
         return self._open.get(path) or self._open.put(path, opened() if opened else open_medium(path))
 
     def read_ahead(self, ranges_of: Sequence[tuple[File, Sequence[tuple[int, int]]]]) -> None:

@@ -28,11 +28,11 @@ def media_map_of(value: Any) -> MediaMap:
     pairs = [_ENTRY.fullmatch(entry) if isinstance(entry, str) else None for entry in entries]
     if wrong := next((entry for entry, pair in zip(entries, pairs, strict=True) if pair is None), None):
         raise PackError(f"source.media_map: {wrong!r} is not OLD=NEW, as in 'source.media_map=[\"/mnt/old=/data\"]'")
-    spelled = ((_once_escaped(pair[1]), os.path.expanduser(pair[2])) for pair in pairs if pair)
+    spelled = ((_with_single_backslashes(pair[1]), os.path.expanduser(pair[2])) for pair in pairs if pair)
     return tuple(sorted(spelled, key=lambda pair: -len(pair[0])))
 
 
-def _once_escaped(path: str) -> str:
+def _with_single_backslashes(path: str) -> str:
     """Return a path of Windows with one backslash between folders: a shell and Hydra leave two as they are."""
     return path[:2] + path[2:].replace("\\\\", "\\")
 
@@ -77,6 +77,6 @@ def map_advice(old: str) -> str:
     return f"{shlex.quote(setting)} says where it is here"
 
 
-def absolute_places(media_map: MediaMap) -> list[str]:
+def absolute_mapped_places(media_map: MediaMap) -> list[str]:
     """Return the absolute paths and the addresses that a map names."""
     return [new for _, new in media_map if bucket_of(new) or os.path.isabs(new)]

@@ -87,7 +87,7 @@ def mixture_entries(path: str, value: Mapping[str, Any]) -> list[Entry]:
     return [replace(entry, weight_of=weight_of) for entry in entries]
 
 
-def entries_by_name(items: Mapping[str, Any]) -> list[Entry]:
+def read_entries_of_config(items: Mapping[str, Any]) -> list[Entry]:
     """Read the entries of a mixture in the config, name → settings; raises PackError if one is not valid."""
     if not items or not all(isinstance(item, Mapping) for item in items.values()):
         raise PackError(f"source.path: no entries by name, as {{charts: {{path: …, weight: …}}}}: {str(items)[:80]}")

@@ -57,7 +57,7 @@ class _NamedPlaces:
     media_map: MediaMap
     remote_media: bool
 
-    def around(self, path: str) -> list[str]:
+    def folders_around(self, path: str) -> list[str]:
         """Return the folders that names in a file are relative to."""
         return [folder_of(absolute(path)), self.cwd]
 
@@ -106,7 +106,7 @@ def _file_entries(
 
     `keys`: those that the tool has, the file's path first; `names`: of the entries that are taken, None: all.
     """
-    choice, folders = EntryChoice(names), places.around(path)
+    choice, folders = EntryChoice(names), places.folders_around(path)
     chosen = choice.choose(path, meta)
     choice.check()
     if unread := sorted({str(key) for item in chosen.values() for key in item if key not in keys}):
@@ -173,7 +173,7 @@ def _energon_entries(path: str, splits: Any, split: str, places: _NamedPlaces, d
     factors = [1.0 if number is None else number for number in numbers]
     total = sum(factors) if key == "weight" else 1.0
     for item, factor in zip(items, factors, strict=True):
-        place = places.find(where, item.get("path"), places.around(path))
+        place = places.find(where, item.get("path"), places.folders_around(path))
         inside, part = read_yaml_object(place), str(item.get("split_part") or split)
         of_source = {"split": None if os.path.isfile(place) or place.endswith(".jsonl") else part}
         alone = Entry("", place, None, None, settings=of_source, weight_of="samples")

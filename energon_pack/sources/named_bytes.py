@@ -55,11 +55,11 @@ def row_as_json(row: Mapping[str, Any], name: str) -> bytes:
     """
     values = without_nulls(name_media(row, name))
     lists = {key: items for key, items in values.items() if isinstance(items, list)}
-    lists = {key: [*map(_with_blank_text, items, row[key])] for key, items in lists.items()}
+    lists = {key: [*map(_with_null_text, items, row[key])] for key, items in lists.items()}
     return json.dumps({**values, **lists}, default=str).encode()
 
 
-def _with_blank_text(turn: Any, written: Any) -> Any:
+def _with_null_text(turn: Any, written: Any) -> Any:
     """Return a turn with the null of its text. `written`: the turn with all nulls; other values stay as they are."""
     if not isinstance(turn, dict) or turn.keys().isdisjoint(("role", "from")):
         return turn

@@ -22,7 +22,7 @@ class Grouped(Protocol):
     """A table whose rows are read in groups."""
 
     @property
-    def first_rows(self) -> Sequence[int]:
+    def group_starts(self) -> Sequence[int]:
         """Return the number, in the file, of each group's first row, and at the end the number of all rows."""
 
 
@@ -101,10 +101,10 @@ def kept_row(path: str, version: str, number: int, rows_from: Callable[[int], li
 def find_row(tables: OpenTables[G], path: str, version: str, number: int) -> tuple[G, GroupKey, int]:
     """Return the table, the group that a row of the file is in, and the row's number there; KeyError: there is none."""
     _, table = tables.get(path, version)
-    group = bisect_right(table.first_rows, number) - 1
-    if not 0 <= group < len(table.first_rows) - 1:
+    group = bisect_right(table.group_starts, number) - 1
+    if not 0 <= group < len(table.group_starts) - 1:
         raise KeyError(f"no row {number}")
-    return table, (path, version, group), number - table.first_rows[group]
+    return table, (path, version, group), number - table.group_starts[group]
 
 
 def row_and_way(key: str) -> tuple[int, list[str]]:

@@ -17,13 +17,13 @@ import pyarrow as pa
 
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
-from energon_pack.run.plain_data import json_value
+from energon_pack.run.plain_data import parse_json
 from energon_pack.samples.flavors import flavor_by_name, reading_problem
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.flavors.schema import wrong_fields
 from energon_pack.samples.parts import has_references
 from energon_pack.samples.raw_json import load_json
-from energon_pack.samples.single_samples import single_sample
+from energon_pack.samples.single_samples import single_sample_of_member
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources import wds
 from energon_pack.sources.foreign_packs import FOREIGN_FORMS, Member, PackForm, recognize_foreign_pack
@@ -120,7 +120,7 @@ def _pack_form(name: str) -> PackForm:
 
 def _members_by_flavor(flavor: PackedFlavor, value: dict[str, Any]) -> Iterator[Member]:
     for member, names in zip(flavor.samples(value), flavor.parts(value), strict=True):
-        yield single_sample(flavor, member, names).record, names
+        yield single_sample_of_member(flavor, member, names).record, names
 
 
 def _stated_num_members(value: dict[str, Any]) -> int | None:
@@ -160,7 +160,7 @@ def _form_in(folder: str, tars: list[str]) -> str | None:
             raise PackError(f"{folder} holds packs of energon_pack, and no {_MANIFEST_NAME}: give the whole dataset")
         return next((form.name for value, parts in looked if (form := recognize_foreign_pack(value, parts))), None)
     try:
-        written = json_value(manifest)
+        written = parse_json(manifest)
         why = reading_problem(written, oldest=1)  # the first formats have conversations and media, as all have
     except (ValueError, AttributeError) as error:
         raise PackError(f"{folder}: {_MANIFEST_NAME} can't be read: {error}") from None
@@ -189,7 +189,7 @@ def _first_samples(tar: str) -> list[tuple[dict[str, Any], list[str]]]:
                     break
                 if part == "json" and size >= 0:
                     with suppress(ValueError):
-                        value = json_value(file.read(offset, size))
+                        value = parse_json(file.read(offset, size))
                         samples += [(value, keys[key])] if isinstance(value, dict) else []
     except OSError:  # indexing says what is wrong
         return []

@@ -46,12 +46,12 @@ class BytesColumn:
     lens: np.ndarray  # for each value its bytes; -1: null
 
     @property
-    def num_bytes(self) -> int:
+    def memory_bytes(self) -> int:
         """Return approximately how many bytes of memory this object takes."""
         elements = sum(page.starts.nbytes + page.offsets.nbytes for page in self.pages if isinstance(page, SnappyPage))
         return elements + self.first_values.nbytes + self.page_of.nbytes + self.starts.nbytes + self.lens.nbytes
 
-    def value(self, row: int, index: int) -> "ValuePlace | None":
+    def value_place(self, row: int, index: int) -> "ValuePlace | None":
         """Return the place of the value `index` in the list of a row; None: it is null, or the list is shorter."""
         number = int(self.first_values[row]) + index
         if not 0 <= index < self.first_values[row + 1] - self.first_values[row] or self.lens[number] < 0:

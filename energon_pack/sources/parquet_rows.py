@@ -1,6 +1,6 @@
 """Read rows and cells of Parquet.
 
-    a.parquet ──table_row──► {"texts": […], "images": ["a.parquet::17/images/0/bytes"]} ──open_cell──► the image
+    a.parquet ──row_json──► {"texts": […], "images": ["a.parquet::17/images/0/bytes"]} ──open_cell──► the image
 
 A row becomes the JSON of a sample. Bytes and images in base64 become names, which `open_cell` opens.
 """
@@ -64,12 +64,12 @@ class Table:
     group_lens: list[int]  # number of rows of each group
     text_lens: list[int]  # approximate bytes of a row's text, for each group
 
-    def max_group_memory(self, group: int) -> int:
+    def group_memory_limit(self, group: int) -> int:
         """Return how many bytes of memory reading a row group may take: 1 GiB, and 64 for each of its bytes on disk."""
         return MAX_GROUP_BYTES + MEMORY_PER_BYTE * min(sum(chunk.size for chunk in self.chunks[group]), self.file.size)
 
     @cached_property
-    def first_rows(self) -> list[int]:
+    def group_starts(self) -> list[int]:
         """Return the number, in the file, of each row group's first row, and at the end the number of all rows."""
         return list(accumulate(self.group_lens, initial=0))
 
@@ -89,9 +89,9 @@ class Table:
 def _read_table(path: str, file: File) -> Table:
     with bounded(2 * (MAX_GROUP_BYTES + MEMORY_PER_BYTE * file.size)):
         table = _table_of_file(path, file)
-    if table.first_rows[-1] > _MAX_ROWS_PER_BYTE * file.size:
+    if table.group_starts[-1] > _MAX_ROWS_PER_BYTE * file.size:
         raise PackError(
-            f"{path} has {table.first_rows[-1]:,} rows in {format_bytes(file.size)}: that is no table of samples"
+            f"{path} has {table.group_starts[-1]:,} rows in {format_bytes(file.size)}: that is no table of samples"
         )
     return table
 
@@ -140,7 +140,7 @@ _kept_groups: LruCache[tuple[GroupKey, bool], pa.Table | BoundExceeded] = LruCac
 )
 #: a group and a leaf → where its values are; None: only pyarrow can read it
 _kept_columns: LruCache[tuple[GroupKey, int], tuple[BytesColumn | None]] = LruCache(
-    256 << 20, lambda kept: kept[0].num_bytes if kept[0] else 0
+    256 << 20, lambda kept: kept[0].memory_bytes if kept[0] else 0
 )
 
 
@@ -150,7 +150,7 @@ def table_of(path: str) -> Table:
         return _open_tables.get(path)[1]
 
 
-def table_row(path: str, version: str, number: int) -> bytes:
+def row_json(path: str, version: str, number: int) -> bytes:
     """Return the JSON of a row, with names in place of bytes; raises Skip if the row can't be read.
 
     `version`: the file's version when it was found; `number`: the row's number in the file, from 0.
@@ -168,8 +168,8 @@ def table_row(path: str, version: str, number: int) -> bytes:
 def _rows_as_json(table: Table, key: GroupKey, first: int, number: int) -> list[bytes]:
     """Return the JSON of rows of a group, with names in place of bytes; raises BoundExceeded."""
     path, _, index = key
-    name, start = os.path.basename(path), table.first_rows[index] + first
-    with bounded(table.max_group_memory(index)):
+    name, start = os.path.basename(path), table.group_starts[index] + first
+    with bounded(table.group_memory_limit(index)):
         values = _rows_without_bytes(table, key, first, number)
         values = _read_group(table, key).slice(first, number).to_pylist() if values is None else values
         return [row_as_json(row, f"{name}::{start + place}") for place, row in enumerate(values)]
@@ -230,7 +230,7 @@ def _find_in_page(table: Table, group: GroupKey, row: int, way: list[str]) -> Va
         return None
     leaf = table.bytes_columns.get((way[0], *(EACH_ELEMENT if step.isdecimal() else step for step in way[1:])))
     column = None if leaf is None else _bytes_column(table, group, leaf)
-    return None if column is None else column.value(row, int(lists[0]) if lists else 0)
+    return None if column is None else column.value_place(row, int(lists[0]) if lists else 0)
 
 
 def _bytes_column(table: Table, group: GroupKey, leaf: int) -> BytesColumn | None:
@@ -238,7 +238,7 @@ def _bytes_column(table: Table, group: GroupKey, leaf: int) -> BytesColumn | Non
     kept = _kept_columns.get((group, leaf))
     if kept is None:
         try:
-            with bounded(table.max_group_memory(group[2])):
+            with bounded(table.group_memory_limit(group[2])):
                 schema = table.parquet.schema.column(leaf)
                 column = read_bytes_column(table.file, group[:2], table.chunks[group[2]][leaf], schema)
         # It is damaged: pyarrow reports it.
@@ -255,7 +255,7 @@ def _read_group(table: Table, key: GroupKey, has_bytes: bool = True) -> pa.Table
     kept = _kept_groups.get((key, has_bytes))
     if kept is None:
         try:
-            with bounded(table.max_group_memory(key[2])):
+            with bounded(table.group_memory_limit(key[2])):
                 kept = table.parquet.read_row_group(key[2], None if has_bytes else table.texts, use_threads=False)
                 plain = pa.schema([field.with_type(plain_type(field.type)) for field in kept.schema])
                 kept = kept if plain.equals(kept.schema) else kept.cast(plain, safe=False)

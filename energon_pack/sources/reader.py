@@ -38,7 +38,9 @@ class Reader:
         self._open_files = OpenFiles()
         self._files_ahead: dict[str, File] = {}  # shards with ranges that were read ahead
 
-    def read_ahead(self, items: Iterable[Item], samples: SamplesOf[Item], of_medium: RangesOf) -> Iterator[Item]:
+    def iterate_with_read_ahead(
+        self, items: Iterable[Item], samples: SamplesOf[Item], of_medium: RangesOf
+    ) -> Iterator[Item]:
         """Yield the items in order, in groups; before each group, request the bytes of its samples on object stores.
 
         Args:
@@ -109,7 +111,7 @@ class Reader:
             value = crc32(ends.last, crc32(ends.first, value))
         return value
 
-    def files_of_parts(
+    def media_file_states(
         self, shard: Shard, parts: Sequence[AnyPart], removed: Sequence[str] = ()
     ) -> list[dict[str, Any]] | None:
         """Return `{name, size, version}` of each part that is a separate file; None: the shard itself holds them.
@@ -122,7 +124,7 @@ class Reader:
         files = {name: (file.size, file.version) for name in names if (file := self._open_medium(shard, name))}
 
         def note(name: str) -> Part:
-            files[name] = state_of(shard.path_of(name)) or NOT_THERE
+            files[name] = state_of_medium(shard.path_of(name)) or NOT_THERE
             return Part(name, 0, 0)
 
         for name in removed:
@@ -170,8 +172,8 @@ class Reader:
         self._open_files.__exit__()
 
 
-def whole_range(offset: int, size: int) -> list[tuple[int, int]]:
-    """Return (offset, size) of a whole medium as its only range: for `Reader.read_ahead`."""
+def whole_medium_range(offset: int, size: int) -> list[tuple[int, int]]:
+    """Return (offset, size) of a whole medium as its only range: for `Reader.iterate_with_read_ahead`."""
     return [(offset, size)]
 
 
@@ -189,7 +191,7 @@ def _ranges_ahead(shard: Shard, row: MeasuredRow, of_medium: RangesOf) -> Iterat
 NOT_THERE = FileState(-1, "")
 
 
-def state_of(path: str) -> FileState | None:
+def state_of_medium(path: str) -> FileState | None:
     """Return size and version of a medium as it is now; None: it can't be read."""
     try:
         if split_name(path)[1] is None:

@@ -93,7 +93,7 @@ class SourceMedia:
         with _readable_errors(path, reference):
             file = self._files.open(path)
             ends = ends_of(file, offset, reference.size, lead)
-            size = _stated_size(file, ends.header, offset, reference.size) if lead else file.size
+            size = _member_size(file, ends.header, offset, reference.size) if lead else file.size
         self._refuse_changed(reference, ends, size)
         return ByteRange(file, offset, reference.size)
 
@@ -116,7 +116,7 @@ class SourceMedia:
             )
 
 
-def _stated_size(file: Bytes, header: bytes, offset: int, expected: int) -> int | None:
+def _member_size(file: Bytes, header: bytes, offset: int, expected: int) -> int | None:
     """Return the size of a member of a tar: of its header, or where that has not the `expected` one, as `member_at`.
 
     None: no member is there, or the file ends in it.

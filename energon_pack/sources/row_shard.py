@@ -19,7 +19,7 @@ from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.user_map import map_record
 from energon_pack.sources.jsonl import line_index
 from energon_pack.sources.jsonl.dialects import RowSettings, parse_row
-from energon_pack.sources.media_containers import archive_path, joined_name, split_name
+from energon_pack.sources.media_containers import joined_name, path_in_archive, split_name
 from energon_pack.sources.media_map import mapped_buckets, mapped_name
 from energon_pack.sources.rows import SampleRow
 from energon_pack.sources.source_file import LookUp, SourceFile, relative_path
@@ -61,7 +61,7 @@ class RowShard(SourceFile):
         """Return the first `number` samples of the file; raises PackError if it can't be read."""
         raise NotImplementedError
 
-    def _row(self, key: int, place: tuple[int, int]) -> SampleRow:
+    def _make_sample_row(self, key: int, place: tuple[int, int]) -> SampleRow:
         return SampleRow(str(key), line_index.ROW_PART, *place)
 
     def path_of(self, name: str) -> str:
@@ -69,7 +69,7 @@ class RowShard(SourceFile):
         if key is not None and file == os.path.basename(self.path):
             return joined_name(self.path, key)
         name = mapped_name(name, self.row_settings.media_map)
-        return archive_path(self.media_root, name) or path_in(self.media_root, name)
+        return path_in_archive(self.media_root, name) or path_in(self.media_root, name)
 
     def record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
         try:
@@ -118,7 +118,7 @@ class RowShard(SourceFile):
     @property
     def names_folder(self) -> str:
         """Return the folder that names of its media are relative to."""
-        return folder_of(self.media_root) if archive_path(self.media_root, "") else self.media_root
+        return folder_of(self.media_root) if path_in_archive(self.media_root, "") else self.media_root
 
     def place(self, part: AnyPart, root: str) -> tuple[str | int, ...]:
         path, key = split_name(relative_path(root, self.path_of(part.name)))

@@ -14,14 +14,21 @@ from typing import Any, BinaryIO
 
 from energon_pack.samples.bytes import ByteRange, as_file
 from energon_pack.samples.conversation import TIME_FIELDS, PlacedRecord, ReadSample, placed_record
-from energon_pack.samples.cut import REJECTED, Cut, fields_of_part, indices_of_kind, media_of_part, messages_of_part
+from energon_pack.samples.cut import (
+    REJECTED,
+    Cut,
+    fields_of_part,
+    indices_within_kind,
+    media_indices_of_part,
+    messages_of_part,
+)
 from energon_pack.samples.frame_times import load_patch_positions, with_times_in_text
-from energon_pack.samples.hints import with_tried_hint
+from energon_pack.samples.hints import without_useless_hint
 from energon_pack.samples.media.kinds import KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe_part
 from energon_pack.samples.media.requested import with_requested_settings
-from energon_pack.samples.missing_pictures import found_pictures, names_pictures_in_place
+from energon_pack.samples.missing_pictures import find_document_pictures, names_pictures_in_place
 from energon_pack.samples.options import options_of
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record
@@ -51,7 +58,7 @@ def read_sample(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSetti
             own = shard.own.reading and change(shard.own.reading)
             return _read_indexed(reader, replace(shard, own=replace(shard.own, reading=own)), row, change(settings))
 
-        raise with_tried_hint(skip, read) from None
+        raise without_useless_hint(skip, read) from None
 
 
 def _read_indexed(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSettings) -> ReadSample:
@@ -75,7 +82,7 @@ def _read_indexed(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSet
         parts = [MediaPart(*listed[i], looked_at[i].kind, looked_at[i].extension) for i in placed.order]
         return ReadSample.of_record(raw, placed, parts, media, positions, marks)
     except Skip as skip:
-        skip.media_type = skip.media_type or seems or _guess_media_type(raw)
+        skip.media_type = skip.media_type or seems or _guess_media_type_by_names(raw)
         raise
 
 
@@ -95,7 +102,7 @@ def _find_media(
             raise Skip(Reason.MISSING_MEDIA, f"{name!r} has no bytes")
         return part
 
-    return found_pictures(record, settings.missing_media, picture)
+    return find_document_pictures(record, settings.missing_media, picture)
 
 
 def _refuse_unread(reader: Reader, shard: Shard, row: IndexRow, record: Record, read: Sequence[str]) -> None:
@@ -122,7 +129,7 @@ def _kind_of_part(reader: Reader, shard: Shard, part: Part) -> str | None:
         return None
 
 
-def _guess_media_type(raw: bytes) -> str | None:
+def _guess_media_type_by_names(raw: bytes) -> str | None:
     """Guess the media type of an unreadable sample by the names in its JSON; None: it names no media."""
     try:
         value = load_json(raw)
@@ -147,11 +154,11 @@ def with_headers(reader: Reader, shard: Shard, sample: ReadSample) -> ReadSample
 
 def read_text_only(reader: Reader, shard: Shard, row: MeasuredRow, settings: ReadSettings, raw: bytes) -> ReadSample:
     """Read a measured sample from its JSON or text, `raw`; its media are not opened, and `media` is empty."""
-    kinds = row.cut.all_kinds if row.cut else [part.kind for part in row.parts]
+    kinds = row.cut.sample_media_kinds if row.cut else [part.kind for part in row.parts]
     record, key = shard.read_record(raw, row.record_part, bool(kinds), settings), source_key(row.key)
     if settings.missing_media is MissingMedia.remove and names_pictures_in_place(record):  # as when it was measured
         parts = {part.name: Part(*part[:3]) for part in row.parts}
-        find = partial(shard.media, key=key, parts=[*parts.values()], look_up=partial(_measured_part, parts))
+        find = partial(shard.media, key=key, parts=[*parts.values()], look_up=partial(_find_measured_part, parts))
         record, _ = _find_media(record, settings, find)
     placed = placed_record(record, kinds)
     positions, marks = _read_positions_and_times(reader, shard, placed, key, row.positions)
@@ -159,7 +166,7 @@ def read_text_only(reader: Reader, shard: Shard, row: MeasuredRow, settings: Rea
     return cut_part(sample, row.cut)._replace(parts=row.parts) if row.cut else sample
 
 
-def _measured_part(parts: Mapping[str, Part], name: str) -> Part:
+def _find_measured_part(parts: Mapping[str, Part], name: str) -> Part:
     """Return the part of a measured sample that has this name; Skip: it was missing."""
     if name not in parts:
         raise Skip(Reason.MISSING_MEDIA, f"{name!r} was missing when it was measured")
@@ -170,8 +177,8 @@ def cut_part(whole: ReadSample, cut: Cut) -> ReadSample:
     """Return the part of a sample that a cut selects: some turns, with their media, fields and times."""
     if cut.form == REJECTED:
         whole = whole._replace(messages=[*whole.rejected])
-    media = media_of_part(whole.messages, cut)
-    images = indices_of_kind(cut, media, "i")
+    media = media_indices_of_part(whole.messages, cut)
+    images = indices_within_kind(cut, media, "i")
     messages = messages_of_part(whole.messages, cut)
     marks = [whole.time_texts[number] for number in images] if whole.time_texts else []
     positions = [whole.positions[number] for number in images] if whole.positions else []
@@ -218,7 +225,7 @@ def _read_positions_and_times(
     """Return the .npy part of each image's patch positions, and the time marks made of them; both empty: no times."""
     if placed.record.fields.keys().isdisjoint(TIME_FIELDS):
         return [], []
-    names = placed.position_files
+    names = placed.patch_position_files
     positions = reader.position_parts(shard, names, key, parts) if names else []
     arrays = [None if part is None else load_patch_positions(reader.read(shard, part), part.name) for part in positions]
     return positions, placed.time_texts(arrays)

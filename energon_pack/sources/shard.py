@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from energon_pack.run.plain_data import json_value
+from energon_pack.run.plain_data import parse_json
 from energon_pack.samples.media_parts import listed_parts, media_parts
 from energon_pack.samples.record import Record, parse_record
 from energon_pack.samples.sample import AnyPart, Part
@@ -69,7 +69,7 @@ class TarShard(SourceFile):
     def record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
         """Parse a sample from the bytes of its JSON or text. `part`: `json`, `txt` …; `has_media`: it has media."""
         if self.field_map is not None:
-            return parse_record(self.field_map.value(raw, part), settings)
+            return parse_record(self.field_map.read_fields(raw, part), settings)
         return wds.record_of(raw, part, has_media, settings)
 
     def media(self, record: Record, key: str, parts: Sequence[Part], look_up: LookUp) -> list[Part]:
@@ -119,7 +119,7 @@ class JsonlShard(RowShard):
         return line_index.index_lines(self.path)
 
     def first_rows(self, number: int) -> list[SampleRow]:
-        return [self._row(*row) for row in enumerate(line_index.first_places(self.path, number))]
+        return [self._make_sample_row(*row) for row in enumerate(line_index.first_places(self.path, number))]
 
     def raw(self, file: File, offset: int, size: int) -> bytes:
         """Read the JSON of a sample; media in base64, and the ids of COCO images, are replaced by names of media."""
@@ -127,7 +127,7 @@ class JsonlShard(RowShard):
         if not may_have_base64(raw):
             return raw
         try:
-            value = json_value(raw)
+            value = parse_json(raw)
         except ValueError:  # `record` reports it
             return raw
         return json.dumps(name_media(value, joined_name(os.path.basename(self.path), f"{offset}+{size}"))).encode()

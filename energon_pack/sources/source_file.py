@@ -103,7 +103,7 @@ class SourceFile:
     def read_record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
         """Parse a sample as `record` does, with the settings of its mixture entry, which override `settings`."""
         record = read_record(partial(self.record, raw, part, has_media), self.own.reading or settings)
-        return with_use_audio_setting(self.own.add_options(record), settings)
+        return with_use_audio_setting(self.own.add_options_to_record(record), settings)
 
     def record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
         """Parse a sample from the bytes of its JSON or text; Skip: they are not valid. `part`: the file's part name."""

@@ -1,7 +1,7 @@
 """Build the source that `source.path` names: files of one form or of several, or a mixture of such sources.
 
     source.path ──┬── a mixture: its entries ──► find_source of each ──► their files, named after their entry
-                  └── anything else ──find_forms──► the formats of its files ──find_files──► files of each format
+                  └── anything else ──find_forms──► its formats ──find_source_of_format──► files of each format
 
 A folder may hold several formats. `source=wds`, `jsonl` or `table` reads only one of them.
 """
@@ -22,9 +22,17 @@ from energon_pack.samples.media.kinds import MEDIA_EXTENSIONS
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.entry_settings import EntrySettings, read_entry_settings
 from energon_pack.sources.field_map import read_field_map
-from energon_pack.sources.find import JSON_FILE, FileFinder, ListedFile, Source, find_files, json_files, table_hint
-from energon_pack.sources.jsonl.row_files import RowFileFinder, files_of_samples, without_extensions
-from energon_pack.sources.mixture import Entry, Mixture, check_entries, entries_by_name
+from energon_pack.sources.find import (
+    JSON_FILE,
+    FileFinder,
+    FoundFile,
+    Source,
+    find_source_of_format,
+    json_files,
+    table_hint,
+)
+from energon_pack.sources.jsonl.row_files import RowFileFinder, without_extensions, without_ledgers_and_sidecars
+from energon_pack.sources.mixture import Entry, Mixture, check_entries, read_entries_of_config
 from energon_pack.sources.mixture_spellings import read_mixture
 from energon_pack.sources.pack_shard import with_pack_shards
 from energon_pack.sources.prepared_folder import SplitSelection
@@ -59,7 +67,7 @@ def _find_plain(settings: SourceConfig, path: str | Sequence[str]) -> Source:
     """Find the files of a source that is no mixture; errors as `find_source`."""
     listed = [path] if isinstance(path, str) else path
     if settings.format != Format.auto:
-        return find_files(_finder_of(settings), listed)
+        return find_source_of_format(_finder_of(settings), listed)
     of_forms: dict[Format, list[str]] = {}
     stems: set[str] = set()
     for entry in listed:
@@ -68,7 +76,9 @@ def _find_plain(settings: SourceConfig, path: str | Sequence[str]) -> Source:
         for form in looked.forms:
             of_forms.setdefault(form, []).append(entry)
     forms = (_finder_of(replace(settings, format=form.value), stems) for form in of_forms)
-    return _join_sources([find_files(form, named) for form, named in zip(forms, of_forms.values(), strict=True)])
+    return _join_sources(
+        [find_source_of_format(form, named) for form, named in zip(forms, of_forms.values(), strict=True)]
+    )
 
 
 def _finder_of(settings: SourceConfig, stems: Collection[str] | None = None) -> FileFinder:
@@ -92,7 +102,7 @@ def _finder_of(settings: SourceConfig, stems: Collection[str] | None = None) -> 
 def _read_entries(settings: SourceConfig, path: Any, cwd: str) -> list[Entry] | None:
     """Read the entries of a mixture from its file or from the config; None: the path is no mixture."""
     if isinstance(path, Mapping):
-        return check_entries("source.path", entries_by_name(path))
+        return check_entries("source.path", read_entries_of_config(path))
     path = path[0] if isinstance(path, list) and len(path) == 1 else path
     entries = read_mixture(path, settings, cwd) if isinstance(path, str) else None
     return entries and check_entries(path, entries)
@@ -104,7 +114,7 @@ def _find_mixture(settings: SourceConfig, entries: Sequence[Entry], cwd: str) ->
     alone = replace(settings, format=Format.auto.value)
     for number, entry in enumerate(entries):
         own = read_entry_settings(f"mixture: {entry.name}", entry.own, settings.reading)
-        reading = _with_entry_reading(replace(alone, **entry.settings), own)
+        reading = _override_reading_settings(replace(alone, **entry.settings), own)
         try:
             is_mixture = _read_entries(reading, entry.path, cwd) is not None
             part = None if is_mixture else _find_plain(reading, entry.path)
@@ -134,7 +144,7 @@ def _find_mixture(settings: SourceConfig, entries: Sequence[Entry], cwd: str) ->
     return replace(_join_sources(parts), mixture=Mixture(tuple(entries), entry_of))
 
 
-def _with_entry_reading(settings: SourceConfig, entry: EntrySettings) -> SourceConfig:
+def _override_reading_settings(settings: SourceConfig, entry: EntrySettings) -> SourceConfig:
     """Return the settings, overridden by an entry's own settings for reading records."""
     names = [] if entry.reading is None else [each.name for each in fields(ReadSettings)]
     read = {name: getattr(entry.reading, name) for name in names}
@@ -171,7 +181,7 @@ def find_forms(entry: str) -> FoundForms:
     for folder in folders:
         tars = walk(folder, TAR_FILE)
         stems |= set(map(_tar_stem, tars))
-        lines = files_of_samples((), walk(folder, JsonlShard.names))
+        lines = without_ledgers_and_sidecars((), walk(folder, JsonlShard.names))
         if about := next((file for file in lines if _tar_stem(file) in stems), None):
             raise PackError(
                 f"source.path={entry}: {about} has the name of a tar beside it: source=wds reads the tars,"
@@ -248,7 +258,7 @@ class TarFinder(FileFinder):
     def files_in(self, folder: str) -> list[str]:
         return walk(folder, TAR_FILE)
 
-    def files_of_entry(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[ListedFile]:
+    def files_of_entry(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[FoundFile]:
         if not files:
             has_lines = any(walk(folder, JSON_FILE) for folder in folders)
             other = "; source=jsonl reads JSONL" if has_lines else table_hint(folders)
@@ -262,7 +272,7 @@ class TarFinder(FileFinder):
             if left_out.keys is not None:
                 folder = self._selection.prepared_folder(tar)
                 field_map = self._field_map(folder) if folder else None
-                yield ListedFile(tar, real, TarShard, {"field_map": field_map, "excluded_keys": left_out.keys})
+                yield FoundFile(tar, real, TarShard, {"field_map": field_map, "excluded_keys": left_out.keys})
         for folder in folders:
             self._selection.check_complete(folder, files)
 

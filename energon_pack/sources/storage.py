@@ -276,7 +276,7 @@ def names_in(folder: str) -> list[str]:
         return [f"{entry.name}/" if entry.is_dir() else entry.name for entry in entries]
 
 
-def files_in(folder: str, below: Collection[str] = ()) -> dict[str, FileState | None]:
+def list_folder(folder: str, below: Collection[str] = ()) -> dict[str, FileState | None]:
     """List a folder: name → size and version of an object; None for a local file and for a subfolder (`name/`).
 
     `below`: the names of subfolders whose files are listed in place of the subfolder.
@@ -285,7 +285,8 @@ def files_in(folder: str, below: Collection[str] = ()) -> dict[str, FileState | 
         from energon_pack.sources import store_listing
 
         return {
-            name: FileState(*found) if found else None for name, found in store_listing.files_in(folder, below).items()
+            name: FileState(*found) if found else None
+            for name, found in store_listing.list_folder(folder, below).items()
         }
     states: dict[str, FileState | None] = {}
     for inner in ("", *below):

@@ -30,7 +30,7 @@ def expand(entry: str) -> tuple[str, list[str], list[str]]:
     if _GLOB_CHARACTER.search(entry):
         fixed = parent(_GLOB_CHARACTER.split(entry, maxsplit=1)[0] + "x")
         pattern = re.compile(_as_regex(entry))
-        objects = stores.entries(fixed)
+        objects = stores.list_recursively(fixed)
         _LISTED_OBJECTS.update(objects)
         folders = {above for address in objects for above in _folders_above(address, fixed) if pattern.fullmatch(above)}
         return fixed, sorted(folders), [address for address in objects if pattern.fullmatch(address)]
@@ -39,7 +39,7 @@ def expand(entry: str) -> tuple[str, list[str], list[str]]:
         return parent(entry), [], [entry]
     except FileNotFoundError:
         _EXPANDED_FOLDER.clear()
-        _EXPANDED_FOLDER[entry] = stores.entries(entry)
+        _EXPANDED_FOLDER[entry] = stores.list_recursively(entry)
         if not _EXPANDED_FOLDER[entry]:
             raise PackError(f"source.path={entry}: no such folder or object") from None
         return entry, [entry], []
@@ -47,7 +47,7 @@ def expand(entry: str) -> tuple[str, list[str], list[str]]:
 
 def walk(folder: str, pattern: re.Pattern[str]) -> list[str]:
     """Return the addresses of objects below a folder whose names match; hidden ones (`.name`) are left out."""
-    objects = _EXPANDED_FOLDER.get(folder) or stores.entries(folder)
+    objects = _EXPANDED_FOLDER.get(folder) or stores.list_recursively(folder)
     _LISTED_OBJECTS.update(objects)
     names = {address: address[len(folder) + 1 :] for address in objects}
     return [
@@ -57,9 +57,9 @@ def walk(folder: str, pattern: re.Pattern[str]) -> list[str]:
     ]
 
 
-def files_in(folder: str, below: Collection[str]) -> dict[str, Found | None]:
+def list_folder(folder: str, below: Collection[str]) -> dict[str, Found | None]:
     """List a folder on a store as `storage.files_in`; an object that only stands for a subfolder is left out."""
-    objects = {address[len(folder) + 1 :]: states for address, states in stores.entries(folder).items()}
+    objects = {address[len(folder) + 1 :]: states for address, states in stores.list_recursively(folder).items()}
     around = {name: [above.as_posix() for above in PurePosixPath(name).parents][:-1] for name in objects}
     folders = set(chain.from_iterable(around.values()))
     states: dict[str, Found | None] = {}

@@ -10,9 +10,9 @@ from typing import Any
 
 from energon_pack.errors import PackError, amount
 from energon_pack.run.console import say
-from energon_pack.run.plain_data import json_value
+from energon_pack.run.plain_data import parse_json
 from energon_pack.sources.find import files_of_split, without_plans
-from energon_pack.sources.jsonl.row_files import RowFileFinder, files_of_samples, without_extensions
+from energon_pack.sources.jsonl.row_files import RowFileFinder, without_extensions, without_ledgers_and_sidecars
 from energon_pack.sources.other_formats import PARQUET_SUFFIX, TABLE_FILE
 from energon_pack.sources.storage import folder_of, path_in, read_whole, walk
 
@@ -50,7 +50,7 @@ def tables_in(folder: str, stems: Collection[str]) -> tuple[list[str], list[str]
 
     `stems`: paths of tars without extensions; tables of these names are about the tars.
     """
-    candidates = without_plans(files_of_samples(stems, walk(folder, TABLE_FILE)))
+    candidates = without_plans(without_ledgers_and_sidecars(stems, walk(folder, TABLE_FILE)))
     files = _without_caches(folder, candidates)
     kind = next((kind for kind in _KINDS if any(map(kind.search, files))), _KINDS[-1])
     chosen = list(filter(kind.search, files))
@@ -102,7 +102,7 @@ def split_folders(folder: str) -> dict[str, str]:
 
 def _read_object(path: str) -> dict[str, Any]:
     try:
-        value = json_value(read_whole(path) or b"")
+        value = parse_json(read_whole(path) or b"")
     except ValueError:
         value = None
     return value if isinstance(value, dict) else {}

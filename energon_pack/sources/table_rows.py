@@ -8,7 +8,7 @@ from energon_pack.sources.other_formats import TABLE_SUFFIXES
 from energon_pack.sources.storage import File
 
 
-def kind_of_table(path: str) -> str:
+def table_extension(path: str) -> str:
     """Return the extension of a table in small letters, as `.csv`; raises PackError: it is called otherwise."""
     kind = next(filter(path.lower().endswith, TABLE_SUFFIXES), None)
     if kind is None:
@@ -18,12 +18,12 @@ def kind_of_table(path: str) -> str:
 
 def is_text_table(path: str) -> bool:
     """Tell whether a table is a CSV or TSV, whose rows are texts at places of their own."""
-    return kind_of_table(path) in (".csv", ".tsv")
+    return table_extension(path) in (".csv", ".tsv")
 
 
 def table_of(path: str) -> parquet_rows.Table | arrow_rows.ArrowTable:
     """Return a table whose rows are read in groups; raises PackError if it can't be read."""
-    return arrow_rows.table_of(path) if kind_of_table(path) == ".arrow" else parquet_rows.table_of(path)
+    return arrow_rows.table_of(path) if table_extension(path) == ".arrow" else parquet_rows.table_of(path)
 
 
 def column_names(path: str) -> list[str]:
@@ -41,9 +41,9 @@ def row_json(path: str, file: File, number: int, offset: int, size: int) -> byte
     `file`: the open table; `offset`, `size`: the place that the index names; only a CSV needs it.
     """
     if is_text_table(path):
-        return csv_rows.csv_row(path, file, number, offset, size)
-    table_row = arrow_rows.table_row if kind_of_table(path) == ".arrow" else parquet_rows.table_row
-    return table_row(path, file.version, number)
+        return csv_rows.row_json(path, file, number, offset, size)
+    read_json = arrow_rows.row_json if table_extension(path) == ".arrow" else parquet_rows.row_json
+    return read_json(path, file.version, number)
 
 
 def open_cell(path: str, key: str) -> File:
@@ -55,4 +55,4 @@ def open_cell(path: str, key: str) -> File:
         raise KeyError(key)
     if is_text_table(path):
         return csv_rows.open_cell(path, key)
-    return arrow_rows.open_cell(path, key) if kind_of_table(path) == ".arrow" else parquet_rows.open_cell(path, key)
+    return arrow_rows.open_cell(path, key) if table_extension(path) == ".arrow" else parquet_rows.open_cell(path, key)

@@ -12,7 +12,7 @@ from energon_pack.samples.dialects.interleaved import INTERLEAVED_FIELDS
 from energon_pack.samples.dialects.rewrite import FILE_NAME_KEY
 from energon_pack.samples.media.kinds import MEDIA_KEYS
 from energon_pack.sources.arrow_rows import ArrowTable
-from energon_pack.sources.csv_rows import delimiter_of, first_csv_rows, index_csv
+from energon_pack.sources.csv_rows import delimiter_name, first_csv_places, index_csv
 from energon_pack.sources.jsonl.line_index import file_digest, index_table
 from energon_pack.sources.other_formats import TABLE_FILE
 from energon_pack.sources.row_shard import RowShard
@@ -20,7 +20,7 @@ from energon_pack.sources.rows import SampleRow
 from energon_pack.sources.sample_ratio import source_key
 from energon_pack.sources.settings import Format
 from energon_pack.sources.storage import File
-from energon_pack.sources.table_rows import column_names, is_text_table, kind_of_table, row_json, table_of
+from energon_pack.sources.table_rows import column_names, is_text_table, row_json, table_extension, table_of
 
 _HASHED_HEAD_BYTES, _HASHED_TAIL_BYTES = 64 << 10, 1 << 20
 #: a part of the key of kept lengths: the name that this class has had since they are kept
@@ -46,9 +46,9 @@ class TableShard(RowShard):
 
     @property
     def called(self) -> str:
-        kind = kind_of_table(self.path)
+        kind = table_extension(self.path)
         usual = _USUAL_DELIMITERS.get(kind)
-        delimiter = delimiter_of(self.path) if usual else None
+        delimiter = delimiter_name(self.path) if usual else None
         return _CALLED[kind] if delimiter == usual else f"{_CALLED[kind]} ({delimiter})"
 
     @property
@@ -67,10 +67,10 @@ class TableShard(RowShard):
 
     def first_rows(self, number: int) -> list[SampleRow]:
         if is_text_table(self.path):
-            places = first_csv_rows(self.path, number)
+            places = first_csv_places(self.path, number)
         else:
-            places = [(row, 0) for row in range(min(number, table_of(self.path).first_rows[-1]))]
-        return [self._row(*place) for place in enumerate(places)]
+            places = [(row, 0) for row in range(min(number, table_of(self.path).group_starts[-1]))]
+        return [self._make_sample_row(*place) for place in enumerate(places)]
 
     def raw_of(self, file: File, row: SampleRow, lead: int = 0) -> bytes:
         number = int(source_key(row.key))

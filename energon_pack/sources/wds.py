@@ -59,7 +59,7 @@ def index_tar(path: str, record_part: str | None = None) -> pa.Table:
         dotted = DottedKeyFinder(lambda member: file.read(member[1], member[2]))
         rows = _IndexRows(dotted, record_part)
         rows.add_all(scan)
-        separate = dotted.separate_files()
+        separate = dotted.files_that_are_samples()
         rows.mark_dotted_keys(separate)
     damage = json.dumps([(item.offset, item.detail) for item in scan.damage])
     about = {"damage": damage, "digest": scan.headers.hexdigest()}

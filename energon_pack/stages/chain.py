@@ -13,7 +13,7 @@ from energon_pack.dataset.destination import published_report
 from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.errors import PackError
 from energon_pack.run.console import say
-from energon_pack.run.executors.admission import terms_of
+from energon_pack.run.executors.admission import terms_with_mark_files
 from energon_pack.run.executors.slurm import LENGTHS, PLAN, PUBLISH, WRITE, Chain
 from energon_pack.run.files import one_process_at_a_time
 from energon_pack.stages.places import Places, find_places
@@ -54,14 +54,14 @@ def run_chain(config: PackConfig, command: Sequence[str]) -> dict[str, Any]:
     chain = Chain(config.executor, folder, command)
     settings = StageSettings.of(config, places.source, places.processor)
     expected = ExpectedPlan.of(settings.plan, places)
-    missing = partial(_missing, places, expected, settings.shards, config.executor.num_tasks)
+    missing = partial(_missing_stages, places, expected, settings.shards, config.executor.num_tasks)
     if config.executor.show:
         for stage, script in chain.scripts(missing()).items():
             for line in (f"# {folder / stage}.sh", *script.split("\n")):
                 say(line)
         return {}
     with one_process_at_a_time(folder):
-        jobs = _submitted(places, chain, expected.settings, config.output.overwrite, missing)
+        jobs = _submit_or_find_jobs(places, chain, expected.settings, config.output.overwrite, missing)
     if not config.executor.wait:
         say("not waited for: the same command without executor.wait=false shows how far they are")
         return {}
@@ -74,7 +74,7 @@ def run_chain(config: PackConfig, command: Sequence[str]) -> dict[str, Any]:
     return published_report(destination.place) or {}
 
 
-def _submitted(
+def _submit_or_find_jobs(
     places: Places, chain: Chain, settings: dict[str, Any], overwrite: bool, missing: Callable[[], MissingStages]
 ) -> dict[str, str]:
     """Return the ids of a run's Slurm jobs by stage: jobs that do this run already, or jobs that are submitted now."""
@@ -85,13 +85,13 @@ def _submitted(
     refuse_other_plan(places.output.destination, settings, overwrite)
     stages = missing()
     chain.folder.mkdir(parents=True, exist_ok=True)
-    with terms_of(places.shared_folders, kept_as=chain.folder.name) as terms:
+    with terms_with_mark_files(places.shared_folders, kept_as=chain.folder.name) as terms:
         jobs = chain.submit(stages, terms, run_settings)
     say(f"submitted as Slurm's jobs {', '.join(jobs.values())}; logs in {chain.folder}")
     return jobs
 
 
-def _missing(places: Places, expected: ExpectedPlan, settings: ShardSettings, num_tasks: int) -> MissingStages:
+def _missing_stages(places: Places, expected: ExpectedPlan, settings: ShardSettings, num_tasks: int) -> MissingStages:
     """Return the stages that are still missing, and the missing parts of each."""
     all_parts = range(num_tasks)
     if places.published is not None:

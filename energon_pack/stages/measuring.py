@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from energon_pack.config.stage_settings import LengthSettings, MethodSettings
 from energon_pack.errors import PackError, amount
-from energon_pack.lengths.drawn_videos import with_decoded_videos
+from energon_pack.lengths.drawn_videos import remeasure_by_decoding
 from energon_pack.lengths.index import IndexedShard, first_samples, index_shards
 from energon_pack.lengths.measure import KEY_PREFIX, measure_rows, measure_shards, with_trusted_engine
 from energon_pack.lengths.method import Method, method_of_model
@@ -86,7 +86,7 @@ def measure_source(
     with workshop.timed("lengths"):
         limited = first_samples(indexed, settings.limit)
         measured = measure_shards(limited, method, workshop)
-        measured = with_decoded_videos(measured, method, settings.verify, settings.seed, workshop)
+        measured = remeasure_by_decoding(measured, method, settings.verify, settings.seed, workshop)
         lengths = Lengths(
             measured, settings.flavor, settings.shares, settings.seed, Scratch(workshop.cache()),
             method.with_beginnings, settings.labels.untrained,

@@ -9,8 +9,8 @@ from energon_pack.dataset.files import PAGE
 from energon_pack.dataset.publish_limits import (
     ledger_of_unpublished,
     page_of_unpublished,
-    refuse_future_loss,
-    refuse_losses,
+    refuse_to_publish,
+    refuse_unpublishable_plan,
     why_too_much_bad_data,
 )
 from energon_pack.dataset.skipped_file import ledger_entries, read_ledger
@@ -21,7 +21,7 @@ from energon_pack.plan.report import Report
 from energon_pack.report.remark import Remark
 from energon_pack.report.run_report import PageSummary, RunReport
 from energon_pack.report.terminal_summary import print_choices
-from energon_pack.report.which_length import lengths_to_choose
+from energon_pack.report.which_length import lengths_to_try_if_unset
 from energon_pack.run.console import say
 from energon_pack.run.files import naming_full_disk
 from energon_pack.run.workshop import Workshop
@@ -37,14 +37,14 @@ def try_pack_lens(
     """
     packing = settings.packing
     with workshop.timed("plan"):
-        lens = lengths_to_choose(settings.tried_lens, packing, measured.lengths.items, page.max_positions)
+        lens = lengths_to_try_if_unset(settings.tried_lens, packing, measured.lengths.items, page.max_positions)
         choices = try_lengths(measured.lengths, packing, lens, page.max_positions)
         page.add_choices(choices.lens)
     print_choices(choices, page.advice(choices.lens))
     refusal = why_too_much_bad_data(choices, settings.max_skipped)
     skipped = ledger_entries(measured.lengths, empty_plan(measured.lengths.items), packing)
     write_page(path, page, skipped, refusal)
-    refuse_future_loss(refusal, path, choices)
+    refuse_unpublishable_plan(refusal, path, choices)
     return choices.to_json()
 
 
@@ -52,7 +52,7 @@ def write_page(path: Path, page: RunReport, skipped: Iterable[Mapping[str, Any]]
     """Write the page of a stage that publishes no dataset; `refusal`: why none could be published, or None."""
     with naming_full_disk("output.dir", path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-        _print_wrong(page.write(path, skipped, failed=refusal))
+        _print_page_summary(page.write(path, skipped, failed=refusal))
     say(f"see it: {path}")
 
 
@@ -64,10 +64,10 @@ def write_page_and_raise(final: Path, page: RunReport, refusal: str, report: Rep
     if not report.samples_in:
         raise SamplesLost(f"{refusal}: nothing is published")
     kept = ledger_of_unpublished(final)
-    _print_wrong(
+    _print_page_summary(
         page.write(page_of_unpublished(final, PAGE), read_ledger(skipped), ledger_name=kept.name, failed=refusal)
     )
-    refuse_losses(refusal, skipped, final, report)
+    refuse_to_publish(refusal, skipped, final, report)
 
 
 def print_remarks(wrong: Iterable[Remark]) -> None:
@@ -76,7 +76,7 @@ def print_remarks(wrong: Iterable[Remark]) -> None:
         say(f"wrong: {remark.what}: {remark.why}; {remark.knob}")
 
 
-def _print_wrong(seen: PageSummary) -> None:
+def _print_page_summary(seen: PageSummary) -> None:
     """Print examples of skipped samples, if the run publishes no ledger of them; then the remarks that are errors."""
     for reason, entries in seen.examples.items():
         say(f"first {reason}: {entries[0]['sample_id']}: {entries[0]['detail']}")

@@ -14,7 +14,7 @@ from energon_pack.dataset.in_store import refuse_unwritable_address
 from energon_pack.errors import PackError
 from energon_pack.run.address import local_paths
 from energon_pack.run.console import say
-from energon_pack.run.executors import Executor, Folder
+from energon_pack.run.executors import Executor, JobFolder
 from energon_pack.run.files import naming_full_disk
 from energon_pack.run.progress import Progress
 from energon_pack.run.workshop import Mirror, Workshop
@@ -44,14 +44,14 @@ class Places:
         return Workshop(executor, progress, self.cache_dir, self.mirror)
 
     @property
-    def shared_folders(self) -> list[Folder]:
+    def shared_folders(self) -> list[JobFolder]:
         """Return the folders that all machines of the run have to see: cache, output and source."""
         media = set(map(Path, local_paths(self.source.media_places)))
         read = sorted(self.source.folders | self.source.parent_folders | media)[:_MAX_CHECKED_FOLDERS]
         written = (("cache_dir", self.cache_dir), ("output.dir", self.output.destination.final.parent))
         return [
-            *(Folder(knob, folder, True) for knob, folder in written),
-            *(Folder("source.path", folder, False) for folder in read),
+            *(JobFolder(knob, folder, True) for knob, folder in written),
+            *(JobFolder("source.path", folder, False) for folder in read),
         ]
 
 
@@ -113,11 +113,11 @@ def _find_source(
     source = find_source(settings, path)
     if source.repeated_line:
         say(source.repeated_line)
-    _check_labels(labels, source)
+    _check_entry_labels(labels, source)
     return source, processor
 
 
-def _check_labels(labels: LabelsConfig, source: Source) -> None:
+def _check_entry_labels(labels: LabelsConfig, source: Source) -> None:
     """Raise PackError if the labels of a mixture's entry make no sense: none of its samples could be trained."""
     for entry in source.mixture.entries if source.mixture else ():
         try:

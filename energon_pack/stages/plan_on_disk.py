@@ -27,7 +27,7 @@ from energon_pack.config.stage_settings import PlanSettings, ShardSettings
 from energon_pack.dataset.destination import PlanMissing
 from energon_pack.dataset.files import PLAN
 from energon_pack.dataset.in_folder import DatasetInFolder
-from energon_pack.dataset.publish_limits import refuse_future_loss
+from energon_pack.dataset.publish_limits import refuse_unpublishable_plan
 from energon_pack.dataset.shards import ShardJob
 from energon_pack.dataset.staging_files import ABOUT_FILE, JOBS_FOLDER
 from energon_pack.errors import PackError, amount
@@ -47,8 +47,8 @@ from energon_pack.stages.writing import (
     MEASURED_DTYPE,
     MethodFiles,
     WriteSize,
+    checksums_and_places,
     items_of_shards,
-    measured_rows,
     shard_job,
     write_shards,
 )
@@ -85,7 +85,7 @@ def write_job_files(planned: Planned, expected: ExpectedPlan, staging: Path, ref
     shutil.copytree(method.template_folder, folder / _TEMPLATE_FOLDER, dirs_exist_ok=True)
     with open(folder / _MEASURED_FILE, "wb") as file:
         for items in items_of_shards(planned):
-            file.write(measured_rows(planned.lengths, items).tobytes())
+            file.write(checksums_and_places(planned.lengths, items).tobytes())
     shards = planned.shards
     splits = [SPLITS[split] for split in shards.splits.tolist()]
     about = {
@@ -123,7 +123,7 @@ def planned_jobs(
 ) -> list[list[ShardJob]] | None:
     """Return the jobs of the plan that is expected, in `num_parts` parts; None: there is no such plan."""
     try:
-        with destination.open_plan() as staging:
+        with destination.open_plan_folder() as staging:
             about = _checked_plan_record(expected, staging)
             spans = EqualSpans([size for *_, size in about["shards"]])
             parts = (spans.items_in(Part(number, num_parts)) for number in range(num_parts))
@@ -153,7 +153,7 @@ def _checked_plan_record(expected: ExpectedPlan, staging: Path) -> dict[str, Any
         raise PlanMissing(f"the plan in {staging} was made before its source changed: stage=plan makes it anew")
     if why := why_other_packages(about["packages"]):
         raise PlanMissing(f"the plan in {staging} was made by other packages: {why}")
-    refuse_future_loss(about["why_not"], expected.page)
+    refuse_unpublishable_plan(about["why_not"], expected.page)
     return about
 
 
@@ -170,7 +170,7 @@ def write_part(
         SourceChanged: the source changed since it was measured; the plan is then useless, and is removed.
         LengthsWrong: a sample has not so many tokens as were measured; the plan and the lengths are then removed.
     """
-    with destination.open_plan() as staging, workshop.progress.timed("write"):
+    with destination.open_plan_folder() as staging, workshop.progress.timed("write"):
         about = _checked_plan_record(expected, staging)
         _, num_packs, sizes = zip(*about["shards"], strict=True) if about["shards"] else ((), (), ())
         chosen = EqualSpans(sizes).items_in(part)

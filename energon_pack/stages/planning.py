@@ -10,13 +10,13 @@ from energon_pack.config.stage_settings import PlanSettings
 from energon_pack.lengths.changed_media import check_media
 from energon_pack.lengths.measure import MeasuredShard, dropping_wrong_lengths
 from energon_pack.lengths.method import Method
-from energon_pack.plan.epoch_draws import draw_samples
+from energon_pack.plan.epoch_draws import apply_epochs_and_mixture
 from energon_pack.plan.expand import count_expansion
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.overlong import check_overlong, cut_overlong
 from energon_pack.plan.packs import PackPlan
 from energon_pack.plan.pairs import fitting_pairs
-from energon_pack.plan.plan import check_media_apart, check_splits, plan_packs, share_beginnings
+from energon_pack.plan.plan import check_no_mixed_media, check_splits, plan_packs, share_beginnings
 from energon_pack.plan.report import Report, summarize
 from energon_pack.plan.settings import CUTTING_POLICIES
 from energon_pack.plan.shard_plan import ShardPlan, plan_shards
@@ -44,7 +44,7 @@ class Planned:
 def plan_source(measured: Measured, settings: PlanSettings, workshop: Workshop) -> Planned:
     """Plan the packs and shards of measured samples; the same samples and settings always give the same plan."""
     lengths, method, packing, labels = measured.lengths, measured.method, settings.packing, settings.labels
-    content = {**settings.content, "model": {**settings.content["model"], "template": method.choice.template}}
+    content = {**settings.content, "model": {**settings.content["model"], "template": method.template_choice.template}}
     if "final_end" in method.identity.labels:  # a record without it says that no token is added
         content["labels"] = {**content["labels"], "final_end": method.identity.labels["final_end"]}
     cost = cost_model(processor_folder_of(method.template_folder))
@@ -54,12 +54,12 @@ def plan_source(measured: Measured, settings: PlanSettings, workshop: Workshop) 
             with dropping_wrong_lengths(lengths.shards, method, workshop):
                 lengths = cut_overlong(lengths, method, packing, labels, workshop)
         fits = fitting_pairs(lengths, packing) if lengths.has_pairs else None
-        lengths, entry_shares = draw_samples(lengths, measured.mixture, packing, settings.seed, fits)
+        lengths, entry_shares = apply_epochs_and_mixture(lengths, measured.mixture, packing, settings.seed, fits)
         num_repeated = measured.num_repeated + lengths.num_samples - measured.lengths.num_samples
         lengths, trees = share_beginnings(lengths, packing)
         plan = plan_packs(lengths.items, packing, settings.seed, cost, lengths.scratch, trees)
         check_overlong(lengths, plan, packing)
-        check_media_apart(lengths, plan)
+        check_no_mixed_media(lengths, plan)
         check_splits(lengths, plan, settings.shares)
         workshop.progress.add(len(lengths.items))
         numbers = measured.num_found, num_repeated
@@ -72,7 +72,7 @@ def plan_source(measured: Measured, settings: PlanSettings, workshop: Workshop) 
     return Planned(lengths, method, plan, cost, shards, content, identity, report)
 
 
-def check_separate_media(planned: Planned, workshop: Workshop) -> None:
+def check_media_files_unchanged(planned: Planned, workshop: Workshop) -> None:
     """Check again the media that lie outside the shards, in their own files; raises what `check_media` raises."""
     measured = planned.lengths.shards
     check_media([item.shard for item in measured], [item.pieces for item in measured], workshop)

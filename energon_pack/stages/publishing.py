@@ -13,7 +13,7 @@ from energon_pack.config.output_dir import OutputPlace
 from energon_pack.dataset.destination import refuse_changed_yamls
 from energon_pack.dataset.energon import dataset_yamls, manifest_of, write_metadata
 from energon_pack.dataset.energon_check import check_job_of as check_job
-from energon_pack.dataset.energon_check import check_readable, refuse_other_counts
+from energon_pack.dataset.energon_check import check_readable, refuse_unplanned_counts
 from energon_pack.dataset.files import LEDGER, PAGE, PlanFile
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.in_folder import DatasetInFolder
@@ -35,9 +35,9 @@ from energon_pack.run.workshop import Workshop
 from energon_pack.samples.input_rules import INPUTS_FILE, TRIAL_FILE, InputRules
 from energon_pack.stages.pages import print_remarks
 from energon_pack.stages.places import Places
-from energon_pack.stages.planning import Planned, check_separate_media
+from energon_pack.stages.planning import Planned, check_media_files_unchanged
 from energon_pack.stages.writing import Written
-from energon_pack.templates.folder import settings_files
+from energon_pack.templates.folder import small_processor_files
 
 #: ends of the names of files that only weights, chats or code need
 _UNUSED_FILE_ENDS = (".index.json", ".jinja", ".py", "chat_template.json", "generation_config.json")
@@ -59,7 +59,7 @@ def write_nv_meta(planned: Planned, written: Written, output: OutputConfig) -> N
     manifest = manifest_of(planned.lengths, planned.plan, method.identity, planned.cost, planned.content, mixture)
     manifest["key_prefix"] = planned.shards.key_prefix
     yaml, sqlite = output.dataset_yaml.value, output.sqlite
-    _write_inputs(folder, method.template_folder)
+    _write_input_rules(folder, method.template_folder)
     sums = sums_of_written_plan(PlanFile(DatasetFolder(folder)), planned.cost)
     write_whole(folder / META_FOLDER / PACK_SUMS_FILE, sums.to_bytes())
     media_sums = joined_sums(shard.media_sums for shard in written.shards)
@@ -74,8 +74,8 @@ def check_written(planned: Planned, written: Written, destination: DatasetInFold
     """Compare the written shards with the plan and the source, and let Energon read them; raises PackError."""
     flavor = planned.lengths.flavor
     with workshop.progress.timed("check"), destination.discarding_wrong_shards(written.folder, planned.identity):
-        check_separate_media(planned, workshop)
-        refuse_other_counts(written.shards, planned.plan.num_packs, len(planned.plan.items))
+        check_media_files_unchanged(planned, workshop)
+        refuse_unplanned_counts(written.shards, planned.plan.num_packs, len(planned.plan.items))
         folder = destination.prepare_for_check(written.folder, written.shards, flavor)
         job = check_job(folder, flavor, written.shards, written.media_root)
         workshop.executor.result(workshop.executor.start(check_readable, job))
@@ -125,7 +125,7 @@ def end_already_published(
     refuse_changed_yamls(named, dataset_yamls(planned.lengths.flavor, output.dataset_yaml.value, output.sample_type))
     with dropping_wrong_lengths(planned.lengths.shards, planned.method, workshop):
         check_unchanged(planned.lengths.shards, workshop)
-        check_separate_media(planned, workshop)
+        check_media_files_unchanged(planned, workshop)
     destination.tidy(planned.identity)
     print_remarks(page.wrong())
     say(f"there already: {named}, packed of the same source with the same settings; nothing is written")
@@ -142,12 +142,12 @@ def _run_facts(
         format=1,
         identity=planned.identity,
         config=settings,
-        media_rules=asdict(planned.method.choice),
+        media_rules=asdict(planned.method.template_choice),
         cwd=os.getcwd(),
         source_root=written.media_root,
         fingerprint=planned.method.identity.fingerprint,
         seconds=progress.seconds,
-        throughput=progress.throughput,
+        throughput=progress.totals_by_stage,
         peak_rss_bytes=max(progress.peak_rss_bytes.values()),
         peak_rss_bytes_by_stage=progress.peak_rss_bytes,
         bytes_read=sum(shard.num_bytes_read for shard in written.shards),
@@ -159,11 +159,11 @@ def _run_facts(
     )
 
 
-def _write_inputs(folder: Path, template_folder: str) -> None:
+def _write_input_rules(folder: Path, template_folder: str) -> None:
     """Write the files that `dataset.kept_inputs` reads: rules, test samples, and the processor if it takes media."""
     rules = InputRules.load(Path(template_folder))
     meta, of_processor = folder / META_FOLDER, Path(rules.folder)
-    every = [path for path in settings_files(of_processor) if path.parent == of_processor]
+    every = [path for path in small_processor_files(of_processor) if path.parent == of_processor]
     chosen = [path for path in every if rules.media_tokens and not path.name.endswith(_UNUSED_FILE_ENDS)]
     (meta / PROCESSOR_FOLDER).mkdir(parents=True, exist_ok=True)
     for path in chosen:

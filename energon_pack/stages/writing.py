@@ -47,10 +47,10 @@ def shard_jobs(planned: Planned, staging: Path, settings: ShardSettings, worksho
     write = partial(shard_job, settings, made, staging, identity)
     for number, (items, split) in enumerate(zip(items_of_shards(planned), planned.shards.splits.tolist(), strict=True)):
         shards = [sources[n] for n in np.unique(lengths.items.shard[items]).tolist()]
-        yield write(number, shards, SPLITS[split], measured_rows(lengths, items))
+        yield write(number, shards, SPLITS[split], checksums_and_places(lengths, items))
 
 
-def measured_rows(lengths: Lengths, items: Ints) -> npt.NDArray[np.void]:
+def checksums_and_places(lengths: Lengths, items: Ints) -> npt.NDArray[np.void]:
     """Return rows of `MEASURED_DTYPE` for these samples."""
     measured = np.empty(len(items), MEASURED_DTYPE)
     measured["checksum"], measured["kept"] = lengths.checksums[items], lengths.kept_token_places[items]

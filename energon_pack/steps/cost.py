@@ -26,7 +26,7 @@ def language_coefficients(config: Config) -> dict[str, Any]:
     window = float(text.get("sliding_window") or text.get("attention_chunk_size") or 0)
     num_linear = kinds.count("linear")
     num_windowed = kinds.count("sliding") + kinds.count("chunked") if window else 0
-    weights, heads = _attention_weights(text, hidden)
+    weights, heads = _attention_costs(text, hidden)
     linear = _linear_attention_weights(text, hidden) if num_linear else 0.0
     mlps = _mlp_weights(text, hidden, layers) + hidden * _first_size(text, "vocab_size")
     return {
@@ -83,7 +83,7 @@ def _hidden_size(text: Config) -> float:
     return _first_size(text, "hidden_size", "n_embd")
 
 
-def _attention_weights(text: Config, hidden: float) -> tuple[float, float]:
+def _attention_costs(text: Config, hidden: float) -> tuple[float, float]:
     """Return how many attention weights a layer has, and its FLOPs per len²; the mask hides half of the pairs."""
     heads = _first_size(text, "num_attention_heads", "n_head", default=hidden / 128)  # Gemma 3's config lacks this size
     if latent := text.get("kv_lora_rank"):  # DeepSeek's latent attention
@@ -211,11 +211,11 @@ def cost_model(folder: Path | None) -> CostModel:
     """Return the cost model by `config.json` in a folder; if it or a size in it is missing, that of a 7B model."""
     path = folder / "config.json" if folder else None
     if path is None or not path.is_file():
-        return cost_model_of(_DEFAULT_CONFIG, f"no config.json: {_DEFAULT_SOURCE}")
+        return cost_model_from_config(_DEFAULT_CONFIG, f"no config.json: {_DEFAULT_SOURCE}")
     try:
-        return cost_model_of(json.loads(path.read_text()), path.name)
+        return cost_model_from_config(json.loads(path.read_text()), path.name)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        return cost_model_of(
+        return cost_model_from_config(
             _DEFAULT_CONFIG, f"{path.name} does not say {' '.join(str(error).split())}: {_DEFAULT_SOURCE}"
         )
 
@@ -228,7 +228,7 @@ def max_positions(folder: Path) -> int | None:
         return None
 
 
-def cost_model_of(config: Mapping[str, Any], source: str) -> CostModel:
+def cost_model_from_config(config: Mapping[str, Any], source: str) -> CostModel:
     """Return the cost model for a model's config.json, which `source` names; raise an error if a size is missing."""
     model = CostModel(source, **language_coefficients(config), **vision_coefficients(config))
     costs = [model.lm_token, model.lm_square, model.lm_window, model.window, model.vision_token, model.vision_square]

@@ -89,7 +89,7 @@ def max_over_mean(cost: Floats, ranks: int, micro_batches: int = 1) -> float:
     return float(of_ranks.max(axis=1).sum()) * ranks / total if total else 1.0
 
 
-def largest_deviation(trained: Ints, size: int) -> float:
+def largest_trained_deviation(trained: Ints, size: int) -> float:
     """Return the largest distance of a step's trained tokens from the mean over steps of `size` packs; 0.1 is 10 %."""
     return float(_deviations(trained, size).max(initial=0))
 

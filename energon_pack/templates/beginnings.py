@@ -18,7 +18,7 @@ from energon_pack.templates.sample import Rendered
 from energon_pack.templates.template import Template
 
 
-class Beginning(NamedTuple):
+class BeginningHash(NamedTuple):
     """A hash of the first `token_len` tokens of a sample, and what they contain; equal beginnings can be shared."""
 
     high: int  # hash of 128 bits, as two numbers
@@ -31,9 +31,9 @@ class Beginning(NamedTuple):
     ends_medium: bool
 
 
-def beginnings(
+def beginning_hashes(
     template: Template, rendered: Sequence[Rendered], media: Sequence[Sequence[tuple[str, bytes]]]
-) -> list[list[Beginning]]:
+) -> list[list[BeginningHash]]:
     """Return for each sample the hashes of its beginnings, ascending in length; the last covers the whole sample.
 
     Args:
@@ -47,21 +47,21 @@ def beginnings(
     for item, of_media, spans, (ids, ranges) in zip(rendered, media, places, located, strict=True):
         tokens_of = dict(zip(spans, ranges, strict=True))
         if len(of_media) != len(item.media) or (0, 0) in item.media or item.token_range:
-            results.append(list[Beginning]())
+            results.append(list[BeginningHash]())
             continue
         in_order = sorted(zip((tokens_of[place] for place in item.media), of_media, strict=True))
         trained = [tokens_of[span] for span in item.spans]
-        results.append(_beginnings_of_tokens(ids.tolist(), in_order, trained, special, features))
+        results.append(_hash_beginnings(ids.tolist(), in_order, trained, special, features))
     return results
 
 
-def _beginnings_of_tokens(
+def _hash_beginnings(
     ids: Sequence[int],
     media: Sequence[tuple[tuple[int, int], tuple[str, bytes]]],
     trained: Sequence[tuple[int, int]],
     special: frozenset[int],
     features: frozenset[int],
-) -> list[Beginning]:
+) -> list[BeginningHash]:
     """Return the beginnings of one sample; `media`: the token range of each medium, and its kind and hash."""
     inside = {place for (start, end), _ in media for place in range(start + 1, end)}
     ends = set[int]()
@@ -71,7 +71,7 @@ def _beginnings_of_tokens(
         ends.add(end)
     stops = {place for place, token in enumerate(ids) if token in special and token not in features and place}
     is_trained = {place for start, end in trained for place in range(start, end)}
-    data, waiting, results = array("i", ids), [*media], list[Beginning]()
+    data, waiting, results = array("i", ids), [*media], list[BeginningHash]()
     running, hashed, counts, num_visual = blake2b(digest_size=16), 0, dict.fromkeys(KINDS, 0), 0
     for stop in sorted(((stops | ends) - inside) | {len(ids)}):
         while waiting and waiting[0][0][1] <= stop:
@@ -87,6 +87,6 @@ def _beginnings_of_tokens(
         high, low = int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
         may_fork = stop < len(ids) and stop not in is_trained
         results.append(
-            Beginning(high, low, stop, counts[IMAGE.kind], counts[VIDEO.kind], num_visual, may_fork, stop in ends)
+            BeginningHash(high, low, stop, counts[IMAGE.kind], counts[VIDEO.kind], num_visual, may_fork, stop in ends)
         )
     return results

@@ -49,18 +49,20 @@ def build(settings: TemplateSettings, folder: Path) -> Template:
     where = f"model.processor={model.path_or_hub_id()}"
     # A copy: transformers writes into the settings it is given.
     # Only one setting allows the processor's code to run: these kwargs may come from a dataset that is loaded.
-    kwargs: dict[str, Any] = copy.deepcopy(model.all_processor_kwargs | {"trust_remote_code": model.trust_remote_code})
+    kwargs: dict[str, Any] = copy.deepcopy(
+        model.processor_kwargs_with_pixels | {"trust_remote_code": model.trust_remote_code}
+    )
     if setting := next((name for name in _VIDEO_SOUND_SETTINGS if kwargs.get(name)), None):
         raise PackError(
             f"model.processor_kwargs.{setting}: source.use_audio_in_video=true has the sound of videos heard"
         )
     empty = ProcessorSettings(folder=os.path.abspath(folder), kwargs=kwargs)
     files = (
-        _full_processor_files(empty, where)
+        _files_from_full_processor(empty, where)
         if model.template in ASKING_FAMILIES
-        else _folder_files(folder, kwargs, where)
+        else _files_from_folder(folder, kwargs, where)
     )
-    chat_template, tool_template = _chat_templates(model.chat_template, files, where)
+    chat_template, tool_template = _choose_chat_templates(model.chat_template, files, where)
     processor = _processor_settings(settings, files, empty, chat_template)
     spec = TemplateSpec(
         family=model.template,
@@ -170,7 +172,7 @@ class _ProcessorFiles:
     settings_of_added_kinds: dict[str, dict[str, Any]] = field(default_factory=dict)  # by kind
 
 
-def _folder_files(folder: Path, kwargs: dict[str, Any], where: str) -> _ProcessorFiles:
+def _files_from_folder(folder: Path, kwargs: dict[str, Any], where: str) -> _ProcessorFiles:
     """Read a processor's folder, once for all families, without the full processor, which usually needs torchvision."""
     return _read_files(os.fspath(folder), json.dumps(kwargs), where, files_state(folder))
 
@@ -202,7 +204,7 @@ def _read_files(name: str, settings: str, where: str, state: str) -> _ProcessorF
     )
 
 
-def _full_processor_files(processor: ProcessorSettings, where: str) -> _ProcessorFiles:
+def _files_from_full_processor(processor: ProcessorSettings, where: str) -> _ProcessorFiles:
     """Take the settings from the full processor, which may have added tokens to its tokenizer."""
     try:
         full = full_processor(processor)
@@ -229,7 +231,7 @@ def _full_processor_files(processor: ProcessorSettings, where: str) -> _Processo
     )
 
 
-def _chat_templates(setting: str | None, files: _ProcessorFiles, where: str) -> tuple[str, str]:
+def _choose_chat_templates(setting: str | None, files: _ProcessorFiles, where: str) -> tuple[str, str]:
     """Return the chat template of conversations, and another one for conversations with tools, or "" if it is the same.
 
     As in transformers, a tokenizer takes its `tool_use` for tools, and a processor takes its `default` for all.

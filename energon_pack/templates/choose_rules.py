@@ -54,7 +54,7 @@ _UNPACKABLE_INPUTS = {
 
 
 @dataclass(frozen=True)
-class TriedTemplate:
+class RejectedFamily:
     """A family of media rules (`template`) that was tried and rejected, and the reason."""
 
     template: str
@@ -71,7 +71,7 @@ class TemplateChoice:
     num_compared: dict[str, int] = field(default_factory=dict)
     #: kinds of media that the processor takes, but that are not measured, and why
     left_out: dict[str, str] = field(default_factory=dict)
-    tried: list[TriedTemplate] = field(default_factory=list)
+    tried: list[RejectedFamily] = field(default_factory=list)
     #: why nothing was compared
     note: str = ""
     #: whether each answer ends with a token, by the chat template or by `labels.final_end`
@@ -147,7 +147,7 @@ def choose_template(settings: TemplateSettings, folder: Path) -> tuple[Template,
             )
         refuse_other_class(settings.model.processor_class, folder, where)
         refuse_unpackable(folder, where)
-    tried: list[TriedTemplate] = []
+    tried: list[RejectedFamily] = []
     candidates: list[_Candidate] = []
     trial = Trial()
     for template in _candidate_templates(settings, folder, tried):
@@ -170,22 +170,22 @@ def choose_template(settings: TemplateSettings, folder: Path) -> tuple[Template,
         key=lambda candidate: (len(candidate.exact_kinds & KINDS.keys()), len(candidate.exact_kinds)),
         default=None,
     )
-    tried += [TriedTemplate(item.name, item.why_not) for item in candidates if item is not best]
+    tried += [RejectedFamily(item.name, item.why_not) for item in candidates if item is not best]
     if best is None or not best.exact_kinds:
-        tried += [] if best is None else [TriedTemplate(best.name, best.why_not)]
+        tried += [] if best is None else [RejectedFamily(best.name, best.why_not)]
         raise PackError(_no_rules_message(tried, folder, where))
     kinds = kinds | (best.outcomes.keys() & {HEARD_VIDEOS})
     choice = TemplateChoice(
         best.name,
         type(full).__name__,
         {kind: best.outcomes[kind].num_compared for kind in sorted(best.exact_kinds)},
-        {kind: _why_left_out(kind, candidates) for kind in sorted(kinds - best.exact_kinds)},
+        {kind: _why_kind_is_left_out(kind, candidates) for kind in sorted(kinds - best.exact_kinds)},
         tried,
     )
     return best.template.only(sorted(best.exact_kinds)) if kinds - best.exact_kinds else best.template, choice
 
 
-def _candidate_templates(settings: TemplateSettings, folder: Path, tried: list[TriedTemplate]) -> Iterator[Template]:
+def _candidate_templates(settings: TemplateSettings, folder: Path, tried: list[RejectedFamily]) -> Iterator[Template]:
     """Yield the template with each family's rules, in the order of the trials; add those that fail to `tried`."""
     name = settings.model.template
     first = family_of(processor_class(folder)) if name == AUTO else name
@@ -195,10 +195,10 @@ def _candidate_templates(settings: TemplateSettings, folder: Path, tried: list[T
         except PackError as error:
             if family == name:
                 raise
-            tried.append(TriedTemplate(family, str(error)))
+            tried.append(RejectedFamily(family, str(error)))
 
 
-def _why_left_out(kind: str, candidates: Sequence[_Candidate]) -> str:
+def _why_kind_is_left_out(kind: str, candidates: Sequence[_Candidate]) -> str:
     """Return why no rules count a kind of media: the reason of the last candidate that has one."""
     for candidate in reversed(candidates):
         outcome = candidate.outcomes.get(kind, TrialOutcome())
@@ -207,7 +207,7 @@ def _why_left_out(kind: str, candidates: Sequence[_Candidate]) -> str:
     return f"{candidates[-1].name} knows none"
 
 
-def _no_rules_message(tried: list[TriedTemplate], folder: Path, where: str) -> str:
+def _no_rules_message(tried: list[RejectedFamily], folder: Path, where: str) -> str:
     """Return the error message for a processor whose media no rules count; a reason that all share is said once."""
     names: dict[str, list[str]] = {}
     for item in tried:

@@ -91,12 +91,12 @@ def fingerprints_of(
         "tokenizer": short_hash(tokenizer),
         "chat_template": short_hash(chat),
         "media": short_hash([spec.family, rules, media]),
-        "rules": str(rules_version("".join(spec.chat_templates))),
+        "rules": str(rules_version_of_template("".join(spec.chat_templates))),
         **({"kinds": short_hash(added)} if (added := [one for one in ADDED_KINDS if one[0] in kinds]) else {}),
     }
 
 
-def rules_version(chat_template: str) -> int:
+def rules_version_of_template(chat_template: str) -> int:
     """Return the version of the package's rules that lengths by this chat template depend on."""
     return (
         RULES_VERSION

@@ -55,7 +55,7 @@ class MediaTexts:
             self._text_in_question[kind] = medium_text_in_question(self._chat.render, kind)
         return self._text_in_question[kind]
 
-    def with_all_media(self, message: Message) -> Message:
+    def with_dropped_media_as_text(self, message: Message) -> Message:
         """Return a message in which media that the template drops for its role are text, as for the role `user`."""
         if message["role"] == "user" or isinstance(message["content"], str):
             return message
@@ -93,13 +93,13 @@ class MediaTexts:
             return [*spans], [*weights]
         trained = [TrainedSpan(*span, weight) for span, weight in zip(spans, weights, strict=True)]
         if not labels.train_whole_turns:
-            trained = chat.apply_labels(text, trained, labels)
-        trained = self.without_media(text, trained, sorted(media))
+            trained = chat.adjust_spans(text, trained, labels)
+        trained = self.cut_media_out(text, trained, sorted(media))
         return [span[:2] for span in trained], [span.weight for span in trained]
 
-    def without_media(self, text: str, trained: Sequence[TrainedSpan], media: Iterable[Range]) -> list[TrainedSpan]:
+    def cut_media_out(self, text: str, trained: Sequence[TrainedSpan], media: Iterable[Range]) -> list[TrainedSpan]:
         """Cut media, the text that frames them and media tokens out of trained spans; `media`: character ranges."""
-        rest = cut_ranges_out(trained, [self._with_surrounding_text(text, *place) for place in media])
+        rest = cut_ranges_out(trained, [self._range_with_surrounding_text(text, *place) for place in media])
         holes: list[Range] = []
         for start, end, _ in rest:
             span = text[start:end]
@@ -127,7 +127,7 @@ class MediaTexts:
                 self._is_shown[key] = True
         return self._is_shown[key]
 
-    def _with_surrounding_text(self, text: str, start: int, end: int) -> Range:
+    def _range_with_surrounding_text(self, text: str, start: int, end: int) -> Range:
         """Return the place of a medium, widened by the text that the chat template writes around it."""
         for before, after in self._surrounding_texts:
             if text.startswith(after, end) and text.endswith(before, 0, start):

@@ -22,7 +22,7 @@ from energon_pack.samples.input_rules import (
     SEVERAL_SIZES,
     VIDEOS_WITH_SOUND,
     InputRules,
-    Trial,
+    TrialMember,
 )
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
@@ -91,10 +91,10 @@ def input_rules_of(template: Template) -> InputRules:
     )
 
 
-def trial_members(template: Template) -> list[Trial]:
+def trial_members(template: Template) -> list[TrialMember]:
     """Return made-up members with each kind of media that a template takes, to try a processor or a model with."""
     kinds = [kind for kind in KINDS if kind in template.media_tokens]
-    trial = [*_model_probes(template, kinds)]
+    trial = [*_model_trial_members(template, kinds)]
     for kind in kinds:
         sizes = _media_lists(template, kind)
         for media in sizes:
@@ -109,7 +109,7 @@ def trial_members(template: Template) -> list[Trial]:
     return trial
 
 
-def _model_probes(template: Template, kinds: Sequence[str]) -> Iterator[Trial]:
+def _model_trial_members(template: Template, kinds: Sequence[str]) -> Iterator[TrialMember]:
     """Yield members to try a model with: two of text, and others with a medium of each kind."""
     each: list[tuple[str, list[Media]]] = [("", [])]
     for kind in kinds:
@@ -123,16 +123,16 @@ def _model_probes(template: Template, kinds: Sequence[str]) -> Iterator[Trial]:
         answered = f"A {named or 'word'}, {number} of 9."
         messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
         with suppress(Skip):  # training can't use such media, either
-            yield Trial(MODEL_PROBE, kind, *template.member_tokens([Sample(messages, media)]))
+            yield TrialMember(MODEL_PROBE, kind, *template.member_tokens([Sample(messages, media)]))
 
 
-def _media_members(template: Template, purpose: str, kind: str, media: Sequence[Media]) -> list[Trial]:
+def _media_members(template: Template, purpose: str, kind: str, media: Sequence[Media]) -> list[TrialMember]:
     """Return a member that only has these media, without text; none if the rules of media refuse a size."""
     try:
         seen = template.seen(media, template.num_features(media))
     except Skip:
         return []
-    return [Trial(purpose, kind, MemberTokens(np.zeros(0, np.int64), [], media=seen))]
+    return [TrialMember(purpose, kind, MemberTokens(np.zeros(0, np.int64), [], media=seen))]
 
 
 def _media_lists(template: Template, kind: str) -> list[list[Media]]:

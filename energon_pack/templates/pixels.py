@@ -21,7 +21,7 @@ from energon_pack.samples.input_rules import SEVERAL_SIZES, InputRules
 from energon_pack.samples.media.arguments import PreparedMedia
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.prepared import apply_medium_steps, make_clip, media_inputs
+from energon_pack.samples.media.prepared import apply_medium_steps, make_clip, processor_arguments
 from energon_pack.samples.tokens import SeenMedium
 from energon_pack.templates.full_processor import quiet_transformers
 from energon_pack.templates.processor_part import processor_part
@@ -173,7 +173,7 @@ def _inputs_of_kind(processor: Any, rules: InputRules, kind: str) -> dict[str, A
     media = PreparedMedia([kind] * len(sizes), [_pattern(rules, one) for one in sizes])
     text = rules.placeholders[kind] * len(sizes) + ("." if kind == AUDIO.kind else "")
     try:
-        output = processor(text=[text], return_tensors="pt", **media_inputs(rules, media))
+        output = processor(text=[text], return_tensors="pt", **processor_arguments(rules, media))
     except Exception:  # any class of any processor may be behind it
         return {}
     shape = np.shape(output["input_ids"])
@@ -201,10 +201,10 @@ def _kept(value: Array) -> dict[str, Any]:
     """Return figures of an input: its shape, and its numbers, their hash, or their means."""
     shape = list(value.shape)
     if not _is_measured(value):
-        return {"shape": shape, "numbers": _counted(value)}
+        return {"shape": shape, "numbers": _numbers_or_hash(value)}
     if value.size <= _FEW:
         return {"shape": shape, "millionths": np.rint(value.astype(float).ravel() * 1e6).astype(int).tolist()}
-    means, extent = _means(value)
+    means, extent = _block_means_and_range(value)
     exponent = math.frexp(extent * 1.3)[1]  # usual ranges (1, 2, 255) lie in the middle of two powers of 2
     units = np.rint(means * _MEANS_IN_RANGE / 2.0**exponent).astype(int)
     return {"shape": shape, "exponent": exponent, "means": units.tolist()}
@@ -215,13 +215,13 @@ def _difference(kept: Mapping[str, Any], here: Array) -> str:
     if kept["shape"] != list(here.shape):
         return f"the shape {list(here.shape)}, and had {kept['shape']}"
     if "numbers" in kept:
-        now, before = _counted(here), kept["numbers"]
+        now, before = _numbers_or_hash(here), kept["numbers"]
         is_same = now == before and bool(np.all(here == np.rint(here)))  # as floats they are the same, too
         return "" if is_same else f"the numbers {str(now)[:_SHOWN]}, and had {str(before)[:_SHOWN]}"
     if "millionths" in kept:
         numbers, before, most = here.astype(float).ravel(), np.array(kept["millionths"]) / 1e6, 1e-6
     else:
-        numbers, extent = _means(here)
+        numbers, extent = _block_means_and_range(here)
         before, most = np.array(kept["means"]) * 2.0 ** kept["exponent"] / _MEANS_IN_RANGE, extent / 255
     apart = np.flatnonzero(~(np.abs(numbers - before) <= most * (1 + 1e-9)))
     return f"{numbers[apart[0]]:.6g}, and had {before[apart[0]]:.6g}" if len(apart) else ""
@@ -242,7 +242,7 @@ def _is_measured(value: Array) -> bool:
     return value.dtype.kind == "f" or (value.dtype == np.uint8 and value.size > _FEW)
 
 
-def _means(value: Array) -> tuple[Array, float]:
+def _block_means_and_range(value: Array) -> tuple[Array, float]:
     """Return the mean of each block of an input, then each block's mean distance from it; and the range of all."""
     blocks = np.array_split(value.astype(np.float32, copy=False).ravel(), _NUM_BLOCKS)
     means = [float(block.mean(dtype=np.float64)) for block in blocks]
@@ -253,7 +253,7 @@ def _means(value: Array) -> tuple[Array, float]:
     return np.array(means + spreads), float(value.max()) - float(value.min())
 
 
-def _counted(value: Array) -> list[int] | str:
+def _numbers_or_hash(value: Array) -> list[int] | str:
     """Return whole numbers, or a hash of many."""
     numbers = value.astype("<i8").ravel()
     listed: list[int] = numbers.tolist()

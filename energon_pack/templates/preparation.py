@@ -16,7 +16,7 @@ from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.lazy_image import decoded_with_look
 from energon_pack.samples.media.medium import Media, MediumSettings
 from energon_pack.samples.media.prepared import apply_steps
-from energon_pack.samples.media.requested import frame_range_of, media_seen_by_model, num_source_frames
+from energon_pack.samples.media.requested import first_and_num_frames, media_seen_by_model, num_frames_to_choose_from
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.tokens import BY_PACKAGE, RESIZE, RESIZE_BY_TORCH, SeenMedium, Step
 from energon_pack.templates.families.rules import MediaRules
@@ -51,9 +51,9 @@ class Preparation:
         if video.settings is None:
             rule = self._video_rule
             return self.rules.frames.choose(video) if rule is None else rule.choose_frames(video)
-        first, total = frame_range_of(video)
+        first, total = first_and_num_frames(video)
         if video.settings.sets_num_frames:
-            number = qwen_utils_num_frames(self._with_run_settings(video.settings), total, video.fps)
+            number = qwen_utils_num_frames(self._settings_with_run_defaults(video.settings), total, video.fps)
             return [first + index for index in spaced_indices(total, number)]
         return [first + index for index in self.choose_frames(replace(video, num_frames=total, settings=None))]
 
@@ -73,7 +73,7 @@ class Preparation:
             )
         return numbers.pop()
 
-    def _with_run_settings(self, settings: MediumSettings) -> MediumSettings:
+    def _settings_with_run_defaults(self, settings: MediumSettings) -> MediumSettings:
         """Return a video's own settings for the choice of frames, with the run's where it has none."""
         run = self._media_settings
         return replace(
@@ -102,7 +102,7 @@ class Preparation:
         self, images: Sequence[Image.Image], kind: str, settings: MediumSettings | None
     ) -> list[Image.Image]:
         shown = [decoded_with_look(image, self.looks[kind]) for image in images]
-        _, steps = self._size_and_steps(Media(kind, *shown[0].size, settings=settings), len(shown))
+        _, steps = self._own_size_and_steps(Media(kind, *shown[0].size, settings=settings), len(shown))
         return [
             apply_steps(image, steps, getattr(self._image_rule, "apply", _refuse_changed_pixels)) for image in shown
         ]
@@ -123,7 +123,7 @@ class Preparation:
             prepared = self.prepared(medium, len(frames))
             width, height, num_samples = prepared.width, prepared.height, prepared.num_samples
             return SeenMedium(medium.kind, 0, num_features, width, height, num_samples=num_samples)
-        (width, height), steps = self._size_and_steps(medium, len(frames))
+        (width, height), steps = self._own_size_and_steps(medium, len(frames))
         return SeenMedium(
             medium.kind,
             num_parts if medium.is_list else 0,
@@ -132,20 +132,20 @@ class Preparation:
             height,
             steps,
             frames,
-            num_source_frames(medium) if frames else 0.0,
+            num_frames_to_choose_from(medium) if frames else 0.0,
             medium.fps,
             AUDIO.prepared(medium, self.rules.rate).num_samples if medium.is_heard else medium.num_samples,
         )
 
-    def _size_and_steps(self, medium: Media, num_frames: int) -> tuple[tuple[int, int], list[Step]]:
+    def _own_size_and_steps(self, medium: Media, num_frames: int) -> tuple[tuple[int, int], list[Step]]:
         """Return a picture's own (width, height), and the resizing and cropping before it goes to the processor."""
         settings, size = medium.settings, (medium.width, medium.height)
         if medium.is_turned and not self.looks[medium.kind].is_upright:
             size = size[::-1]
         if medium.kind == VIDEO.kind:
-            *before, last = self._frame_sizes(*size, num_frames, medium)
+            *before, last = self._successive_frame_sizes(*size, num_frames, medium)
             steps = [*(Step(RESIZE, *each) for each in before), Step(RESIZE_BY_TORCH, *last)]
-        elif settings is not None and settings.pixel_keys:
+        elif settings is not None and settings.given_pixel_keys:
             steps = [Step(RESIZE, *qwen_utils_image_size(settings, *size, self._checked_factor(settings)))]
         else:
             name = getattr(self._image_rule, "operation", BY_PACKAGE)
@@ -153,9 +153,9 @@ class Preparation:
         sizes = [size, *(step[1:] for step in steps)]
         return size, [step for step, now in zip(steps, sizes, strict=False) if now != step[1:] or step[0] == BY_PACKAGE]
 
-    def _frame_sizes(self, width: int, height: int, num_frames: int, medium: Media) -> list[tuple[int, int]]:
+    def _successive_frame_sizes(self, width: int, height: int, num_frames: int, medium: Media) -> list[tuple[int, int]]:
         """Return the sizes that frames get, one after the other; qwen_vl_utils resizes those of a list twice."""
-        settings = medium.settings if medium.settings is not None and medium.settings.pixel_keys else None
+        settings = medium.settings if medium.settings is not None and medium.settings.given_pixel_keys else None
         if settings is None and not isinstance(self._video_rule, QwenVLUtilsVideo):
             return [(width, height) if self._video_rule is None else self._video_rule.size(width, height, num_frames)]
         factor = self.factor if settings is None else self._checked_factor(settings)
@@ -168,9 +168,10 @@ class Preparation:
     def _checked_factor(self, settings: MediumSettings) -> int:
         """Return the side of a token in pixels; raises Skip if the model's rules don't take qwen_vl_utils' settings."""
         if self.factor < 2:
+            name = settings.given_pixel_keys[0]
             raise Skip(
                 Reason.UNSUPPORTED_MEDIA,
-                f"{settings.pixel_keys[0]} of a medium is for models whose tokens are squares of pixels, as Qwen-VL's,"
+                f"{name} of a medium is for models whose tokens are squares of pixels, as Qwen-VL's,"
                 f" not model.template={self._family}: take it out (media=resize_max_pixels is for all images)",
             )
         return self.factor
@@ -179,7 +180,7 @@ class Preparation:
         """Return a medium in the size in which the processor gets it, by the medium's own settings or `media.*`."""
         if media.kind not in (IMAGE.kind, VIDEO.kind):
             return KINDS[media.kind].prepared(media, self.rules.rate)
-        before, steps = self._size_and_steps(media, num_frames)
+        before, steps = self._own_size_and_steps(media, num_frames)
         size, settings = steps[-1][1:] if steps else before, media.settings
         if media.is_heard:
             sound = AUDIO.prepared(media, self.rules.rate)

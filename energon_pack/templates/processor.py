@@ -14,17 +14,17 @@ from tokenizers import Tokenizer
 
 from energon_pack.errors import PackError
 from energon_pack.run.files import is_intact, make_once, write_whole
-from energon_pack.run.kept_folders import fetch_folder, keep_folder
-from energon_pack.run.plain_data import node_of, plain
+from energon_pack.run.kept_folders import keep_folder, restore_kept_folder
+from energon_pack.run.plain_data import dataclass_from_plain, plain
 from energon_pack.run.user_cache import read_kept, version_of, write_kept
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import ADDED_KINDS
 from energon_pack.templates.build import build
 from energon_pack.templates.chat.jinja import writes_date
-from energon_pack.templates.choose_rules import TemplateChoice, TriedTemplate, choose_template
+from energon_pack.templates.choose_rules import RejectedFamily, TemplateChoice, choose_template
 from energon_pack.templates.families import ASKING_FAMILIES, AUTO, FAMILIES
 from energon_pack.templates.families.rules import MediaRules, ProcessorSettings
-from energon_pack.templates.folder import local_folder, settings_files
+from energon_pack.templates.folder import local_folder, small_processor_files
 from energon_pack.templates.full_processor import full_processor
 from energon_pack.templates.identity import RULES_VERSION, Identity, TemplateSpec
 from energon_pack.templates.pixels import inputs_made, media_settings, settings_hash
@@ -45,7 +45,7 @@ _CHOICE_FILE = "choice.json"
 _KEPT = "templates"
 
 
-def load_template(settings: TemplateSettings) -> Template:
+def build_uncached_template(settings: TemplateSettings) -> Template:
     """Build the template of a model from its processor, with transformers, without the cache."""
     folder = _processor_folder(settings.model)
     return choose_template(settings, folder)[0] if settings.model.template == AUTO else build(settings, folder)
@@ -54,7 +54,7 @@ def load_template(settings: TemplateSettings) -> Template:
 def saved_template(settings: TemplateSettings, cache_dir: Path) -> str | None:
     """Return the template's folder in the cache, which gets it from the user's; None: `prepare_template` makes it."""
     saved = _template_folder(settings, cache_dir, _processor_folder(settings.model))
-    return os.fspath(saved) if is_intact(saved) or fetch_folder(_KEPT, saved) else None
+    return os.fspath(saved) if is_intact(saved) or restore_kept_folder(_KEPT, saved) else None
 
 
 def prepare_template(settings: TemplateSettings, cache_dir: Path) -> str:
@@ -71,7 +71,7 @@ def prepare_template(settings: TemplateSettings, cache_dir: Path) -> str:
         choice = replace(choice, ends_answers=template.ends_answers)
         template.save(built)
         if not choice.note:
-            _with_pixels(template.input_rules, _template_key(settings, folder)).save(built)
+            _with_media_figures(template.input_rules, _template_key(settings, folder)).save(built)
         write_whole(built / _CHOICE_FILE, json.dumps(asdict(choice)).encode())
         _last_tokenizer.clear()
         _last_tokenizer[os.fspath(saved)] = template.tokenizer
@@ -90,7 +90,7 @@ def choice_of(folder: str) -> TemplateChoice:
 def _choice_from_json(values: Any) -> TemplateChoice:
     if values["template"] not in FAMILIES:
         raise ValueError(f"there is no model.template={values['template']}")
-    return TemplateChoice(**{**values, "tried": [TriedTemplate(**item) for item in values["tried"]]})
+    return TemplateChoice(**{**values, "tried": [RejectedFamily(**item) for item in values["tried"]]})
 
 
 def _template_and_choice(settings: TemplateSettings, folder: Path) -> tuple[Template, TemplateChoice]:
@@ -106,7 +106,7 @@ def _template_and_choice(settings: TemplateSettings, folder: Path) -> tuple[Temp
     return template, choice
 
 
-def _with_pixels(rules: InputRules, key: str) -> InputRules:
+def _with_media_figures(rules: InputRules, key: str) -> InputRules:
     """Return rules with what their processor makes of media, from the user's cache if it has the same processor."""
     if not rules.media_tokens:
         return rules
@@ -134,15 +134,15 @@ def template_lines(folder: str) -> list[str]:
 
 def identity_of(folder: str) -> Identity:
     """Read the fingerprints of a saved template."""
-    return node_of(Identity, json.loads(Path(folder, "identity.json").read_bytes()))
+    return dataclass_from_plain(Identity, json.loads(Path(folder, "identity.json").read_bytes()))
 
 
 @lru_cache(maxsize=2)
 def load_saved_template(folder: str) -> Template:
     """Load a saved template; each process does it once."""
     values = json.loads(Path(folder, "spec.json").read_bytes())
-    processor, media = ProcessorSettings(**values["processor"]), node_of(MediaConfig, values["media"])
-    spec = node_of(TemplateSpec, {**values, "processor": processor, "media": media})
+    processor, media = ProcessorSettings(**values["processor"]), dataclass_from_plain(MediaConfig, values["media"])
+    spec = dataclass_from_plain(TemplateSpec, {**values, "processor": processor, "media": media})
     tokenizer = _last_tokenizer.pop(folder, None) or Tokenizer.from_file(os.path.join(folder, "tokenizer.json"))
     return Template(spec, FAMILIES[spec.family](spec.processor), tokenizer)
 
@@ -179,7 +179,7 @@ def _template_key(settings: TemplateSettings, folder: Path, place: str = "") -> 
         place: the path of the folder, if the full processor is loaded from it again; empty: the path does not matter.
     """
     digest = hashlib.sha256()
-    for path in settings_files(folder):
+    for path in small_processor_files(folder):
         digest.update(f"{path.relative_to(folder)}\0{path.stat().st_size}\0".encode())
         digest.update(path.read_bytes())
     how = {name: value for name, value in asdict(settings.model).items() if name not in _UNUSED_MODEL_SETTINGS}

@@ -26,7 +26,7 @@ def full_processor_ids(processor: Any, template: Template, sample: Sample, media
     text = template.raw_text(sample)
     if text is None:
         text = _chat_text(processor, template, sample)
-        if spec.add_special_tokens == spec.own_special_tokens and not _is_stand_in_tokenizer(processor, template):
+        if spec.add_special_tokens == spec.own_special_tokens and not _is_only_tokenizer(processor, template):
             adds = _special_tokens_argument(processor, tokenizer, text)
     if tokenizer is processor or (not media and _needs_media(processor)):
         ids: list[int] = tokenizer(text, **adds)["input_ids"]
@@ -47,7 +47,7 @@ def without_final_end(template: Template, rendered: Rendered, ids: list[int]) ->
 def _chat_text(processor: Any, template: Template, sample: Sample) -> str:
     """Return the text that the processor writes for a conversation, by `model.chat_template` only if that is set."""
     spec, tokenizer = template.spec, getattr(processor, "tokenizer", processor)
-    is_told = spec.sets_template or _is_stand_in_tokenizer(processor, template)
+    is_told = spec.sets_template or _is_only_tokenizer(processor, template)
     writes = processor if is_told or getattr(processor, "chat_template", None) else tokenizer
     given_template = {"chat_template": (sample.tools and spec.tool_template) or spec.chat_template} if is_told else {}
     with _with_today(spec.date):
@@ -62,7 +62,7 @@ def _chat_text(processor: Any, template: Template, sample: Sample) -> str:
     return text
 
 
-def _is_stand_in_tokenizer(processor: Any, template: Template) -> bool:
+def _is_only_tokenizer(processor: Any, template: Template) -> bool:
     """Say whether this is only the tokenizer of a processor that can't be loaded, which does not know all its files."""
     return not hasattr(processor, "tokenizer") and has_media_parts(Path(template.spec.processor.folder))
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from energon_pack.run.plain_data import node_of, plain
+from energon_pack.run.plain_data import dataclass_from_plain, plain
 from energon_pack.templates.settings import FINAL_END_AUTO, FINAL_END_NONE, Labels
 
 #: settings of `labels` of later versions, with their defaults
@@ -35,4 +35,4 @@ def recorded_labels(labels: Labels, final_ends: Sequence[str]) -> dict[str, Any]
 
 def labels_of_record(values: Mapping[str, Any]) -> Labels:
     """Return the settings that `recorded_labels` made values of."""
-    return node_of(Labels, {"final_end": FINAL_END_NONE, **values})
+    return dataclass_from_plain(Labels, {"final_end": FINAL_END_NONE, **values})

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any
 
 from energon_pack.errors import PackError
-from energon_pack.run.plain_data import node_of, plain
+from energon_pack.run.plain_data import dataclass_from_plain, plain
 from energon_pack.samples.placeholders import spells_placeholder
 from energon_pack.samples.weights import MAX_WEIGHT
 
@@ -141,7 +141,7 @@ class ModelConfig:
     processor_class: str | None = None
 
     @property
-    def all_processor_kwargs(self) -> dict[str, Any]:
+    def processor_kwargs_with_pixels(self) -> dict[str, Any]:
         """Return `processor_kwargs` with `min_pixels` and `max_pixels` where they are set."""
         pixels = {"min_pixels": self.min_pixels, "max_pixels": self.max_pixels}
         return {**self.processor_kwargs, **{key: value for key, value in pixels.items() if value is not None}}
@@ -316,7 +316,7 @@ def overridden_labels(run: Labels, settings: Mapping[str, Any]) -> Labels:
         kind, noun = next(pair for pair in _KINDS_OF_LABELS if isinstance(default, pair[0]))
         if not isinstance(value, kind) or isinstance(value, bool) is not isinstance(default, bool):
             raise PackError(f"labels.{name}={value}: {noun}")
-    labels = node_of(Labels, {**plain(run), **settings})
+    labels = dataclass_from_plain(Labels, {**plain(run), **settings})
     labels.check()
     return labels
 

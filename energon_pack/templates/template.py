@@ -111,7 +111,7 @@ class Template(Preparation, Tokenizing):
             text,
             spans,
             sum(number for kind, number in num_features.items() if KINDS[kind].is_visual),
-            self._num_control_tokens(sample),
+            self._num_spelled_control_tokens(sample),
             has_no_tools,
             places,
             weights if weights.count(1.0) < len(weights) else (),
@@ -221,9 +221,9 @@ class Template(Preparation, Tokenizing):
         messages = split_content(sample.messages, [media.kind for media in sample.media])
         chat, frames = self._chat_for(sample)
         if self._labels_of(sample).think is Think.drop_history:
-            messages = chat.without_thoughts(messages)
+            messages = chat.messages_without_thoughts(messages)
         if sample.media and not is_document(messages):
-            messages = list(map(frames.with_all_media, messages))
+            messages = list(map(frames.with_dropped_media_as_text, messages))
         return chat.renderer.in_template_form(messages)
 
     def _chat_for(self, sample: Sample) -> tuple[ChatTemplate, MediaTexts]:
@@ -272,7 +272,7 @@ class Template(Preparation, Tokenizing):
     @cached_property
     def final_ends(self) -> list[str]:
         """The tokens that `labels.final_end` adds behind last answers, by form of answer; empty list: it adds none."""
-        return [end for chat in self._chats for end in chat.last_answers.added_tokens(self.spec.labels.final_end)]
+        return [end for chat in self._chats for end in chat.last_answer_ends.added_tokens(self.spec.labels.final_end)]
 
     @property
     def _chats(self) -> list[ChatTemplate]:
@@ -287,7 +287,7 @@ class Template(Preparation, Tokenizing):
     def ends_answers(self) -> bool:
         """Whether each answer ends with a token, by the chat template or by `labels.final_end`."""
         final_end = self.spec.labels.final_end
-        return all(chat.ends_answers and chat.last_answers.have_ends(final_end) for chat in self._chats)
+        return all(chat.ends_answers and chat.last_answer_ends.have_ends(final_end) for chat in self._chats)
 
     def text(self, sample: Sample) -> str:
         """Return the text that the chat template writes for a sample, before its media are expanded."""
@@ -305,7 +305,7 @@ class Template(Preparation, Tokenizing):
         write_whole(folder / "tokenizer.json", _tokenizer_json(self._tokenizer).encode())
         write_whole(folder / "spec.json", json.dumps(asdict(self.spec), ensure_ascii=False).encode())
 
-    def _num_control_tokens(self, sample: Sample) -> int:
+    def _num_spelled_control_tokens(self, sample: Sample) -> int:
         """Count special tokens in texts, reasoning and calls; a placeholder is none, if also a token (`<image>`)."""
         texts = texts_of(sample.messages)
         rest = [{key: m[key] for key in m if key not in ("role", "content")} for m in sample.messages if len(m) > 2]

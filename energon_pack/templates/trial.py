@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from energon_pack.errors import one_line
-from energon_pack.samples.media.arguments import Clip, PreparedMedia, media_arguments
+from energon_pack.samples.media.arguments import PreparedMedia, VideoClip, media_arguments
 from energon_pack.samples.media.kinds import ADDED_KINDS, AUDIO, IMAGE, KINDS, VIDEO, describe
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.requested import video_metadata_of
@@ -83,7 +83,7 @@ class TrialSample:
         """Return for each medium its random content: an image, the frames of a video, or the samples of a sound."""
         rng = np.random.default_rng(self.seed)
         noise = [KINDS[medium.kind].noise(medium, rng) for medium in self.sample.media]
-        return [*map(_still_medium, noise)] if self.is_still else noise
+        return [*map(_uniform_medium, noise)] if self.is_still else noise
 
     @property
     def kind(self) -> str:
@@ -185,7 +185,7 @@ class Trial:
         return TrialSample(Sample(placed, media), seed, is_still=rng.random() < _STILL_SHARE)
 
 
-def _still_medium(noise: Any) -> Any:
+def _uniform_medium(noise: Any) -> Any:
     """Return a medium of the same size with one colour or value everywhere."""
     values = np.asarray(noise)
     first = values.reshape(-1, 3)[0] if values.dtype == np.uint8 else values.flat[0]
@@ -243,14 +243,14 @@ def _media_arguments(template: Template, one: TrialSample, chooses: bool = False
     return arguments
 
 
-def _clip_argument(template: Template, video: Media, pixels: Any, chooses: bool) -> Clip:
+def _clip_argument(template: Template, video: Media, pixels: Any, chooses: bool) -> VideoClip:
     frames = template.choose_frames(video) if chooses else range(video.num_frames)
     prepared = template.prepare_frames([Image.fromarray(pixels[index]) for index in frames])
     sound = None
     if video.is_heard:
         size = AUDIO.prepared(video, template.rules.rate)
         sound = AUDIO.noise(size, np.random.default_rng(0))
-    return Clip(
+    return VideoClip(
         np.stack([np.asarray(frame) for frame in prepared]),
         video_metadata_of(video, frames if chooses else None),
         sound,

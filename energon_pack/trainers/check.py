@@ -168,7 +168,7 @@ def _num_trained(pack: Pack) -> int:
 def _run_step(trainer: Any, collate: Any, rows: Sequence[Any]) -> TrainerStep:
     """Run a step as the trainer's own loop does: count tokens, forward, scale, backward."""
     device = trainer.args.device
-    with _accumulating_batches(trainer, len(rows)), _without_deepspeed(trainer.accelerator):
+    with _temporary_accumulation(trainer, len(rows)), _without_deepspeed(trainer.accelerator):
         batches, num_items = trainer.get_batch_samples(iter([collate([row]) for row in rows]), len(rows), device)
         trained = [int((batch["labels"] != IGNORE).sum()) for batch in batches]
         losses = []
@@ -181,7 +181,7 @@ def _run_step(trainer: Any, collate: Any, rows: Sequence[Any]) -> TrainerStep:
 
 
 @contextmanager
-def _accumulating_batches(trainer: Any, num: int) -> Iterator[None]:
+def _temporary_accumulation(trainer: Any, num: int) -> Iterator[None]:
     """Let the trainer accumulate `num` batches, without dropout; then restore modes and drop gradients."""
     model, name = trainer.model, "current_gradient_accumulation_steps"
     before, training = getattr(trainer, name, None), model.training

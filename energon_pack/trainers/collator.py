@@ -12,7 +12,7 @@ from energon_pack.training.refusals import refuse_trees
 
 #: the columns by which a row names its pack
 PACK_COLUMN, EPOCH_COLUMN = "pack", "epoch"
-#: the column that says of which dataset a row's pack is: `dataset_number`
+#: the column that says of which dataset a row's pack is: `dataset_hash`
 DATASET_COLUMN = "packs_of"
 #: keys of a batch with weights that make its loss; no model takes them
 LOSS_KEYS = ("labels", "loss_weight", "_packed_seq_ids")
@@ -26,7 +26,7 @@ def refuse_pairs(packs: Any) -> None:
         raise PackError(SFT_REFUSED)
 
 
-def dataset_number(fingerprint: str) -> int:
+def dataset_hash(fingerprint: str) -> int:
     """Return a number that a dataset, or a split, of another fingerprint does not have."""
     return crc32(fingerprint.encode())
 
@@ -47,7 +47,7 @@ class Collator:
         self.packs = packs
         #: whether batches have the weights of tokens
         self.weights = weights
-        self._outline: Outline = outline_of(model).for_worker()
+        self._outline: Outline = outline_of(model).on_cpu()
 
     def __call__(self, rows: Sequence[Any], **_: Any) -> dict[str, Any]:
         """Lay out the packs of some rows as the inputs of `model.forward`."""
@@ -66,7 +66,7 @@ class Collator:
         named = row[PACK_COLUMN]
         if isinstance(named, Pack):
             return named
-        if row.get(DATASET_COLUMN, mine := dataset_number(self.packs.fingerprint)) != mine:
+        if row.get(DATASET_COLUMN, mine := dataset_hash(self.packs.fingerprint)) != mine:
             raise PackError(
                 "a row names a pack of another dataset or split than that of data_collator: give the trainer the packs"
                 " themselves, which need no collator of their own (eval_dataset=packs, not packs.as_dataset())"

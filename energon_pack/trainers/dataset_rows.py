@@ -15,7 +15,7 @@ except ModuleNotFoundError as error:
 
 from energon_pack.errors import PackError
 from energon_pack.run.seeded_random import Ints
-from energon_pack.trainers.collator import DATASET_COLUMN, EPOCH_COLUMN, PACK_COLUMN, dataset_number
+from energon_pack.trainers.collator import DATASET_COLUMN, EPOCH_COLUMN, PACK_COLUMN, dataset_hash
 from energon_pack.training.encoded import Pack
 
 #: columns with the tokens of a pack: the name in transformers' Trainer, and the name in ms-swift
@@ -34,7 +34,7 @@ class NumberedRows(datasets.Dataset):
     def from_packs(cls: type[Rows], packs: Sequence[tuple[int, int]], fingerprint: str, lens: Ints) -> Rows:
         """Make rows from (epoch, number) of each pack, its dataset's fingerprint, and its number of tokens."""
         epochs, numbers = zip(*packs, strict=True)
-        number = dataset_number(fingerprint)
+        number = dataset_hash(fingerprint)
         columns = {PACK_COLUMN: [*numbers], EPOCH_COLUMN: [*epochs], DATASET_COLUMN: [number] * len(numbers)}
         rows: Rows = cls.from_dict(columns | dict.fromkeys(LENGTH_COLUMNS, lens.tolist()))
         return rows

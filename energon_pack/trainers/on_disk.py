@@ -71,7 +71,7 @@ class PackedDataset(PacksByNumber):
         self._split_sums = PackSums(*(column[numbers] for column in sums))
         self.fingerprint = f"{self.encoder.made['key_prefix']}-{split}-{len(numbers)}"
 
-    def _pack(self, epoch: int, number: int) -> tuple[str, Iterable[MemberInput]]:
+    def _key_and_members(self, epoch: int, number: int) -> tuple[str, Iterable[MemberInput]]:
         parts = self._files.parts(int(self._numbers[number]))
         return parts["__key__"], members_of_pack(parts, self.encoder.made["flavor"], self._files.read_media)
 
@@ -82,10 +82,12 @@ class PackedDataset(PacksByNumber):
     def config(self) -> SimpleNamespace:
         """The `seed` and `packing` settings with which the dataset was packed; samplers need them."""
         from energon_pack.plan.settings import PackingConfig
-        from energon_pack.run.plain_data import node_of
+        from energon_pack.run.plain_data import dataclass_from_plain
 
         content = self.encoder.made["content"]
-        return SimpleNamespace(seed=int(content.get("seed", 0)), packing=node_of(PackingConfig, content["packing"]))
+        return SimpleNamespace(
+            seed=int(content.get("seed", 0)), packing=dataclass_from_plain(PackingConfig, content["packing"])
+        )
 
     def _in_split(self, split: str) -> Ints:
         """Return the numbers of a split's packs in the dataset; PackError: the split or a shard of it is missing."""

@@ -20,7 +20,7 @@ from energon_pack.samples.member import MemberInput
 from energon_pack.steps.topology import ranks_here
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.encoded import BadPack, Pack
-from energon_pack.training.member_encoder import UnreadMember
+from energon_pack.training.member_encoder import UnreadableMember
 from energon_pack.training.pack_encoder import PackEncoder
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class PacksByNumber(PackDatasetBase, Dataset[Pack]):
     _epoch: Any = 0  # of a number without one
 
     @abstractmethod
-    def _pack(self, epoch: int, number: int) -> tuple[str, Iterable[MemberInput | UnreadMember]]:
+    def _key_and_members(self, epoch: int, number: int) -> tuple[str, Iterable[MemberInput | UnreadableMember]]:
         """Return a pack's key and its members, not encoded."""
 
     @abstractmethod
@@ -102,7 +102,7 @@ class PacksByNumber(PackDatasetBase, Dataset[Pack]):
         if not -len(self) <= number < len(self):
             raise IndexError(f"pack {number} of {len(self)}")
         number %= len(self)
-        key, members = self._pack(epoch, number)
+        key, members = self._key_and_members(epoch, number)
         pack = self.encoder.encode(key, members)
         if pack is None:
             raise BadPack(f"{key}: none of its {len([*self.members(epoch, number)])} members can be encoded")
@@ -114,9 +114,9 @@ class PacksByNumber(PackDatasetBase, Dataset[Pack]):
             raise ValueError(f"a batch of {indices}: PackSampler deals single packs: sampler=…, not batch_sampler=…")
         return [self[index] for index in indices]
 
-    def members(self, epoch: int, number: int) -> Iterator[MemberInput | UnreadMember]:
+    def members(self, epoch: int, number: int) -> Iterator[MemberInput | UnreadableMember]:
         """Read the members of a pack, without encoding them."""
-        yield from self._pack(epoch, number)[1]
+        yield from self._key_and_members(epoch, number)[1]
 
     def have_epoch(self, epoch: int) -> None:
         """Plan an epoch, before workers start that read it."""

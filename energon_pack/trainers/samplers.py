@@ -13,7 +13,7 @@ from torch.utils.data import Sampler
 from energon_pack.plan.even_steps import order_for_steps
 from energon_pack.run.lru_cache import LruCache
 from energon_pack.run.seeded_random import Ints, epoch_seed
-from energon_pack.steps.position import Position, State, Stream, Taken, numbers_taken_by, positions_of_states
+from energon_pack.steps.position import Position, State, Stream, Taken, numbers_taken_by_ranks, positions_of_states
 from energon_pack.steps.topology import Topology, ranks_here, reading_order, topology_of
 from energon_pack.trainers.length_groups import LengthGroups, group_by_length
 
@@ -81,7 +81,7 @@ class _Dealer(Sampler[Item]):
         """Go to the first item of an epoch's iteration, unless this sampler is inside it or was loaded at its end."""
         self._is_at_end &= epoch == self._position.epoch
         if not self._is_at_end and self._upcoming_position().epoch != epoch:
-            self._begin_at(self._epoch_start(epoch))
+            self._begin_at(self._epoch_start_position(epoch))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the state of any rank, with any number of ranks: they share the remaining items."""
@@ -97,7 +97,7 @@ class _Dealer(Sampler[Item]):
                 )
             position = self._first_position
             while num > (num_left := self._num_left(position)):
-                num, position = num - num_left, self._next_epoch(position)
+                num, position = num - num_left, self._next_epoch_position(position)
             position = position.after(num)
         return {"position": asdict(position)}
 
@@ -108,7 +108,7 @@ class _Dealer(Sampler[Item]):
             if any(replace(other, rank=here.rank) != position for other in of_ranks):
                 raise ValueError("states of several steps: give those of one checkpoint")
             if (position.ranks, position.topology.micro_batches) != (here.ranks, here.topology.micro_batches):
-                taken = numbers_taken_by([replace(position, rank=rank) for rank in range(position.ranks)])
+                taken = numbers_taken_by_ranks([replace(position, rank=rank) for rank in range(position.ranks)])
                 position = replace(position, ranks=here.ranks, before=taken, turns=Taken())
         self._begin_at(position)
         self._is_at_end = not self._num_left(position)
@@ -120,7 +120,7 @@ class _Dealer(Sampler[Item]):
     def _upcoming_position(self) -> Position:
         position = self._position
         while not self._num_left(position):
-            position = self._next_epoch(position)
+            position = self._next_epoch_position(position)
         return position
 
     def _epoch_end(self, position: Position) -> int:
@@ -130,11 +130,11 @@ class _Dealer(Sampler[Item]):
     def _num_left(self, position: Position) -> int:
         return (self._epoch_end(position) - position.before.first) // position.ranks - position.turns.first
 
-    def _next_epoch(self, position: Position) -> Position:
+    def _next_epoch_position(self, position: Position) -> Position:
         left_over = self._num_items(position.epoch, position.topology) - self._epoch_end(position)
         return replace(position, epoch=position.epoch + 1, before=Taken(-left_over), turns=Taken())
 
-    def _epoch_start(self, epoch: int) -> Position:
+    def _epoch_start_position(self, epoch: int) -> Position:
         """Return the position at the beginning of an epoch's iteration."""
         return replace(self._position, epoch=epoch, before=Taken(), turns=Taken())
 
@@ -204,8 +204,8 @@ class PackSampler(_Dealer[tuple[int, int]]):
     def _num_items(self, epoch: int, topology: Topology) -> int:
         return len(self._packs)
 
-    def _epoch_start(self, epoch: int) -> Position:
-        position, num = super()._epoch_start(epoch), len(self._packs)
+    def _epoch_start_position(self, epoch: int) -> Position:
+        position, num = super()._epoch_start_position(epoch), len(self._packs)
         number = self._position.epoch * num + self._position.before.first  # steps are whole ones from here on
         left_over = (epoch * num - number) % self._beginning.topology.unit_size
         return replace(position, before=Taken(-left_over if epoch else 0))
@@ -310,9 +310,9 @@ class LengthGroupedSampler(_Dealer[list[int]]):
         return len(self._groups(epoch, topology).order)
 
     def _item(self, epoch: int, index: int, topology: Topology) -> list[int]:
-        samples: list[int] = self._samples[self._groups(epoch, topology).samples(index)].tolist()
+        samples: list[int] = self._samples[self._groups(epoch, topology).samples_of_batch(index)].tolist()
         return samples
 
-    def _next_epoch(self, position: Position) -> Position:
-        following = super()._next_epoch(position)
+    def _next_epoch_position(self, position: Position) -> Position:
+        following = super()._next_epoch_position(position)
         return following if following.before.first else replace(following, topology=self._beginning.topology)

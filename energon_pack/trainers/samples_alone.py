@@ -67,14 +67,14 @@ def _loss_sums(model: Any, collator: Collator, row: Any) -> Iterator[tuple[float
     if not (isinstance(row, Mapping) and hasattr(packs, "members")):
         pack = collator.pack_of_row(row)
         output = kind.forward(model, **_forward_inputs(collator.batch_of_packs([pack]), model))
-        yield *_sums(output, packs.encoder.batch([pack])), len(pack.members)
+        yield *_loss_and_weight_sums(output, packs.encoder.batch([pack])), len(pack.members)
         return
     process = ProcessorCalls(packs.encoder.rules)
     for sample in _samples_of(packs, int(row[EPOCH_COLUMN]), int(row[PACK_COLUMN]), process):
         tokens = sample.tokens
         weights = shifted_weights(Members.of([tokens]), packs.encoder.loss_weight, shifted=False)
         output = kind.forward(model, **plain_inputs(kind, sample, model.config, model.device))
-        yield *_sums(output, {"labels": tokens.labels[None], "loss_weight": weights[None]}), 1
+        yield *_loss_and_weight_sums(output, {"labels": tokens.labels[None], "loss_weight": weights[None]}), 1
 
 
 def _samples_of(packs: Any, epoch: int, number: int, process: ProcessorCalls) -> Iterator[Encoded]:
@@ -88,7 +88,7 @@ def _samples_of(packs: Any, epoch: int, number: int, process: ProcessorCalls) ->
         yield replace(pack.members[0], media=process([prepared]) if prepared.order else {})
 
 
-def _sums(output: Any, batch: Mapping[str, Any]) -> tuple[float, float]:
+def _loss_and_weight_sums(output: Any, batch: Mapping[str, Any]) -> tuple[float, float]:
     return float(weighted_loss(output.logits, batch, torch.ones(()))), float(total_weight(batch))
 
 

@@ -51,18 +51,18 @@ def small_config(make: Any, rules: InputRules) -> Any:
         return shrink(own_config)
     config = shrink(make.config_class())
     for part in configs_in(config):
-        _set_sizes(part, rules.settings.get(IMAGE.kind, {}))
-    _set_token_ids(config, rules)
+        _copy_patch_sizes(part, rules.settings.get(IMAGE.kind, {}))
+    _set_special_ids(config, rules)
     return config
 
 
-def _set_sizes(part: Any, image: Mapping[str, Any]) -> None:
+def _copy_patch_sizes(part: Any, image: Mapping[str, Any]) -> None:
     for name, setting in (("merge_size", "spatial_merge_size"), ("temporal_patch_size", "temporal_patch_size")):
         if image.get(name) is not None and hasattr(part, setting):
             setattr(part, setting, image[name])
 
 
-def _set_token_ids(config: Any, rules: InputRules) -> None:
+def _set_special_ids(config: Any, rules: InputRules) -> None:
     """Set the config's ids of special tokens: `vision_start_token_id` is the processor's `vision_bos_token`."""
     named = {**rules.tokens, **vars(full_processor(rules))}
     for name, token in named.items():
@@ -106,7 +106,7 @@ def _matching_kind(make: Any) -> str | None:
         _log.warning("%s can't be built to ask for its positions: %s", make.__name__, error)
         return None
     for kind in ROPE_KINDS:
-        types, media = _probe_text(kind)
+        types, media = _probe_types_and_grids(kind)
         ids = torch.full_like(types, config.get_text_config().vocab_size - 1)
         try:
             rows = ask(ids[None], mm_token_type_ids=types[None], **media)[0][:, 0]
@@ -117,7 +117,7 @@ def _matching_kind(make: Any) -> str | None:
     return None
 
 
-def _probe_text(kind: str) -> tuple[Tensor, dict[str, Tensor]]:
+def _probe_types_and_grids(kind: str) -> tuple[Tensor, dict[str, Tensor]]:
     """Return token types [L] of words, an image, words, a video, words; and the media's grids."""
     num_tokens = (_IMAGE_SIDE // _MERGE_SIZE) ** 2
     video = [2] * (num_tokens * _NUM_FRAMES)

@@ -10,17 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from energon_pack.training.encoded import ToldBatch
+from energon_pack.training.encoded import BatchWithMediaLens
 from energon_pack.training.forward_inputs import MEDIA_KEYS, NOT_GUARDED_ERROR, MixingError
 from energon_pack.training.layout import IGNORE, seq_idx
 from energon_pack.training.masks import (
     BOUNDARY_MARK,
     TOWER_PREFIX,
     Outline,
-    TowerProof,
-    additive_masks,
+    TowerInputsProof,
     outline_of,
-    prefix_mask,
+    pack_masks,
+    prefix_attention_mask,
     tower_inputs_in,
 )
 from energon_pack.training.model_wrappers import unwrapped
@@ -44,7 +44,7 @@ class VisualInputs(SimpleNamespace):
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
-class PackedBatch(ToldBatch):
+class PackedBatch(BatchWithMediaLens):
     """A batch of packs: a dict of tensors by name, with methods that move it and make a model's inputs from it.
 
     Trainers rebuild mappings with `type(batch)({...})`, so everything known about a batch is one of its items. A batch
@@ -53,7 +53,7 @@ class PackedBatch(ToldBatch):
 
     def __init__(self, *args: Any, **items: Any):
         super().__init__(*args, **items)
-        _refuse_cut(self)
+        _refuse_cut_batch(self)
 
     @property
     def mask(self) -> str:
@@ -101,7 +101,9 @@ class PackedBatch(ToldBatch):
             yield from ((key, item) for key, item in inner.items() if isinstance(item, Tensor))
 
     def _with_tensors(self, tensors: Mapping[int, Tensor]) -> "PackedBatch":
-        return PackedBatch({name: _replaced(value, tensors) for name, value in self.items()})._told_by(self)
+        return PackedBatch(
+            {name: _replace_tensors(value, tensors) for name, value in self.items()}
+        )._copy_media_lens_from(self)
 
     def model_inputs(self, model: Any = None, labels: bool = True) -> dict[str, Any]:
         """Return the inputs of `model.forward` for a `neat` batch, with masks if the model needs them.
@@ -120,7 +122,7 @@ class PackedBatch(ToldBatch):
             raise ValueError("model_inputs is for layout=neat; Megatron's layouts are the batch itself")
         outline = None if model is None else outline_of(model)
         names = (*_TEXT_KEYS, *sorted(self.media_keys))
-        inputs = PackedBatch({name: self[name] for name in names if name in self})._told_by(self)
+        inputs = PackedBatch({name: self[name] for name in names if name in self})._copy_media_lens_from(self)
         if outline is not None and outline.has_rope_rows:
             inputs["position_ids"] = self._rope_rows(outline)
         if inputs["position_ids"].dim() == 3:
@@ -153,7 +155,7 @@ class PackedBatch(ToldBatch):
             inputs["attention_mask"] = (self._masks if mask == "dict4d" else self._prefix_mask)(outline)
         return inputs
 
-    def _tower_inputs(self, proof: TowerProof, device: torch.device) -> dict[str, Any]:
+    def _tower_inputs(self, proof: TowerInputsProof, device: torch.device) -> dict[str, Any]:
         """Return the vision tower's inputs; boundaries go to the device unless its attention reads them on the host."""
         values = {name: value for name, value in tower_inputs_in(self).items() if name in proof.names}
         late = {name: values[name].to(device, non_blocking=True) for name in values if BOUNDARY_MARK in name}
@@ -173,18 +175,18 @@ class PackedBatch(ToldBatch):
 
     def _masks(self, outline: Outline) -> dict[str, Tensor]:
         device = outline.device
-        return additive_masks(self["doc_ids"].to(device), self["mm_token_type_ids"].to(device), outline)
+        return pack_masks(self["doc_ids"].to(device), self["mm_token_type_ids"].to(device), outline)
 
     def _prefix_mask(self, outline: Outline) -> Tensor:
         labels = self["labels"]
         if "_packed_seq_ids" in self:  # shifted already
             labels = torch.nn.functional.pad(labels[:, :-1], (1, 0), value=IGNORE)
-        return prefix_mask(self["doc_ids"].to(outline.device), labels.to(outline.device), outline.dtype)
+        return prefix_attention_mask(self["doc_ids"].to(outline.device), labels.to(outline.device), outline.dtype)
 
 
-def _replaced(value: Any, tensors: Mapping[int, Tensor]) -> Any:
+def _replace_tensors(value: Any, tensors: Mapping[int, Tensor]) -> Any:
     if isinstance(value, VisualInputs):
-        return VisualInputs(**{key: _replaced(item, tensors) for key, item in vars(value).items()})
+        return VisualInputs(**{key: _replace_tensors(item, tensors) for key, item in vars(value).items()})
     return tensors.get(id(value), value)
 
 
@@ -267,7 +269,7 @@ def _token_weights(batch: Mapping[str, Any]) -> Tensor:
     return (batch["labels"] != IGNORE).float() if weights is None else weights
 
 
-def _refuse_cut(batch: Mapping[str, Any]) -> None:
+def _refuse_cut_batch(batch: Mapping[str, Any]) -> None:
     """Raise ValueError if a trainer cut every tensor to its first B entries.
 
     B rows have at least B + 1 boundaries; a cut batch has at most B. Only shapes are read: nothing waits for a device.

@@ -67,7 +67,7 @@ class MemberPlaces:
     #: those that no other member has
     own: Tensor
 
-    def cut(self, values: Tensor) -> Tensor:
+    def select(self, values: Tensor) -> Tensor:
         """Return the member's part [L, …] of values [B, S, …]."""
         return values[self.row, self.places.to(values.device)]
 

@@ -49,7 +49,7 @@ class _Steps:
         #: bytes of pixels that have to come out
         self._num_bytes = 0
 
-    def copied(self, processor: Any) -> Any:
+    def copy_keeping_bytes(self, processor: Any) -> Any:
         """Return a copy of a processor, or of one of its parts, which leaves pixels as bytes."""
         if hasattr(processor, "rescale_and_normalize"):
             return self._copied_part(processor)
@@ -63,7 +63,7 @@ class _Steps:
         moved = copy.copy(part)
         moved.rescale_and_normalize = self._rescale_and_normalize
         if hasattr(part, "process_image"):
-            moved.process_image = partial(_process_image, part)
+            moved.process_image = partial(_pixels_without_copy, part)
         if hasattr(part, "patchify"):
             moved.patchify = partial(self._patchify, part)
         return moved
@@ -109,7 +109,7 @@ def _hear_of_readonly_memory() -> None:
         torch.from_numpy(np.frombuffer(bytes(1), np.uint8))
 
 
-def _process_image(part: Any, image: Any, **settings: Any) -> Any:
+def _pixels_without_copy(part: Any, image: Any, **settings: Any) -> Any:
     """Return an image's pixels, uint8 [3, height, width], without a copy that lies in another order."""
     if isinstance(image, Image.Image) and image.mode == "RGB" and settings.get("device") is None:
         _hear_of_readonly_memory()
@@ -168,9 +168,9 @@ class ByteCalls:
         """
         parts: list[dict[str, Tensor]] = []
         pixels: dict[str, list[_Pixels]] = {}
-        for media in _calls_of(members, each):
+        for media in _media_by_call(members, each):
             steps = _Steps()
-            call = self._call.changed(steps.copied, only_images=needs_no_text)
+            call = self._call.changed(steps.copy_keeping_bytes, only_images=needs_no_text)
             tensors = call.images([media], joins) if needs_no_text else call([media])
             if tensors.keys() - joins.keys():
                 raise OtherStepsError("inputs that were not tried")
@@ -197,7 +197,7 @@ class ByteCalls:
         return joined
 
 
-def _calls_of(members: Sequence[PreparedMedia], each: bool) -> Iterator[PreparedMedia]:
+def _media_by_call(members: Sequence[PreparedMedia], each: bool) -> Iterator[PreparedMedia]:
     """Yield the media of members of each call, in their order: all of a kind that follow each other, or each alone."""
     listed = enumerate(chain.from_iterable(zip(one.order, one.values, strict=True) for one in members))
     for _, media in groupby(listed, lambda one: (one[1][0], one[0] if each else 0)):

@@ -17,7 +17,7 @@ from energon_pack.training.proof import find_remedy, part_kinds_of, prove
 _log = logging.getLogger(__name__)
 
 
-class Encoder(Protocol):
+class EncoderForGuard(Protocol):
     """The methods of a `PackedTaskEncoder` that the guard uses."""
 
     @property
@@ -49,7 +49,7 @@ class ClassProof:
         return min(filter(None, limits), default=None)
 
 
-def prove_class(model: Any, encoder: Encoder | None, is_trusted: bool) -> ClassProof:
+def prove_class(model: Any, encoder: EncoderForGuard | None, is_trusted: bool) -> ClassProof:
     """Test with a small model that a model's class keeps members of packs apart; without an encoder, with text only.
 
     Raises MixingError if the class does not; with `is_trusted`, it only logs that.

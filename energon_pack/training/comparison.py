@@ -30,7 +30,7 @@ from energon_pack.training.finding import (
     compare_gradients,
     compare_outputs,
     gradients_of,
-    worst_outputs,
+    worst_difference,
 )
 from energon_pack.training.forward_inputs import tokens_of
 from energon_pack.training.layout import IGNORE, loss_weights
@@ -53,11 +53,11 @@ class ProbeLoss:
             self._batch["loss_weight"] = batch["loss_weight"] * counts
         self._total = total_weight(self._batch)
 
-    def inputs(self) -> dict[str, Any]:
+    def batch_label_inputs(self) -> dict[str, Any]:
         """Return the labels from which the model computes the batch's loss, as inputs; {} unless `uses_model_loss`."""
         return self._label_inputs(self._batch["labels"], self._batch["labels"])
 
-    def inputs_alone(self, labels: Tensor) -> dict[str, Any]:
+    def sample_label_inputs(self, labels: Tensor) -> dict[str, Any]:
         """Return the same inputs for a run of one sample alone, from its labels [1, L]."""
         return self._label_inputs(labels, pad_tensor(labels[:, 1:], (0, 1), value=IGNORE))
 
@@ -65,7 +65,7 @@ class ProbeLoss:
         """Return the batch's loss, 0-d, from what its run recorded."""
         if self._is_own:
             return _model_loss(seen)
-        values = logits_of(seen)
+        values = output_sketch(seen)
         labels = self._batch["labels"].to(values.device)
         labels = torch.where(labels == IGNORE, IGNORE, labels % values.shape[-1])  # of a sketch
         return weighted_loss(values, {**self._batch, "labels": labels}, self._total)
@@ -75,7 +75,7 @@ class ProbeLoss:
         weights = loss_weights(sample.tokens, self._kind)[1:]
         if self._is_own:
             return _model_loss(seen) * (1.0 if self._is_divided else float(weights.sum() / self._total))
-        values = logits_of(seen)[0, :-1]
+        values = output_sketch(seen)[0, :-1]
         targets = sample.tokens.ids[1:].to(values.device) % values.shape[-1]
         each = cross_entropy(values, targets, reduction="none")
         return (each * weights.to(values.device)).sum(dtype=torch.float64) / self._total
@@ -95,7 +95,7 @@ def _model_loss(seen: RunValues) -> Tensor:
     return seen.loss
 
 
-def logits_of(seen: RunValues) -> Tensor:
+def output_sketch(seen: RunValues) -> Tensor:
     """Return the sketch [B, S, values] of a run's outputs, in float32."""
     return seen.sketches[0]
 
@@ -148,7 +148,7 @@ def compare(way: RunOptions, probe: Probe) -> Finding:
     loss = ProbeLoss(probe, way.uses_model_loss, way.is_loss_divided)
     routing = Routing() if way.repeats_routing else None
     leaves = [leaf for one in probe.placed for leaf in one.leaves.values()]
-    packed = _run(way, {**probe.inputs, **loss.inputs()}, loss.batch_loss, leaves, routing)
+    packed = _run(way, {**probe.inputs, **loss.batch_label_inputs()}, loss.batch_loss, leaves, routing)
     eps = max((torch.finfo(dtype).eps for dtype in packed.dtypes), default=0.0)
     is_low = eps > 1e-6
     alone = _run_all_alone(way, probe, loss, routing, packed.sketches[0].shape, is_low)
@@ -162,7 +162,7 @@ def compare(way: RunOptions, probe: Probe) -> Finding:
         )
         for number, sketch in enumerate(packed.sketches)
     ]
-    difference, variation = worst_outputs(measured, tolerance)
+    difference, variation = worst_difference(measured, tolerance)
     if not way.compares_gradients:
         return Finding(difference, variation, tolerance=tolerance)
     expected = sum(run.loss for one, run in pairs if one.in_loss)
@@ -218,7 +218,7 @@ def _run_alone(
     device = tokens_of(inputs).device
     rows = (places[0].row * shape[1] + places[0].places).to(device)
     again = None if routing is None else Routing(routing, rows, shape[0] * shape[1], is_low)
-    inputs |= loss.inputs_alone(sample.tokens.labels[None].to(device))
+    inputs |= loss.sample_label_inputs(sample.tokens.labels[None].to(device))
     with way.alone_context():
         return _run(way, inputs, partial(loss.sample_loss, sample), [*leaves.values()], again)
 

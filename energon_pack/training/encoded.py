@@ -109,7 +109,7 @@ class Members(Sequence[Member]):
         return self.weights is not None or self.factors is not None
 
     @property
-    def num_own(self) -> int:
+    def num_tokens_in_row(self) -> int:
         """The number of tokens, shared ones once."""
         return len(self.ids) - (0 if self.shared_lens is None else int(self.shared_lens.sum()))
 
@@ -181,13 +181,13 @@ class EncodedMembers(Sequence[Encoded]):
 TOLD_MEDIA_LENS: dict[tuple[int, ...], Mapping[str, Sequence[int]] | None] = {}
 
 
-class ToldBatch(dict[str, Any]):
+class BatchWithMediaLens(dict[str, Any]):
     """A mapping that tells `guard` whose media are whose, and so do its copies in any process."""
 
     #: boundaries of the members, and their parts of each media input
     media_lens: tuple[tuple[int, ...], Mapping[str, Sequence[int]]] | None = None
 
-    def _told_by(self, other: "ToldBatch") -> Self:
+    def _copy_media_lens_from(self, other: "BatchWithMediaLens") -> Self:
         """Tell what another mapping tells; return this one."""
         self.__setstate__(vars(other))
         return self

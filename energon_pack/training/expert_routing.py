@@ -84,7 +84,7 @@ class Routing(TorchFunctionMode):
     def _recorded_choice(self, scores: Tensor, indices: Tensor) -> _ExpertChoice:
         again = self._earlier_choice(indices, scores.shape[-1])
         if again is not None and self._rows is not None:
-            again = _with_ties(scores, indices, again, self._tie)
+            again = _other_choice_at_ties(scores, indices, again, self._tie)
         return _ExpertChoice(indices if again is None else again, scores.shape[-1], again is not None)
 
     def _earlier_choice(self, indices: Tensor, num_choices: int) -> Tensor | None:
@@ -101,7 +101,7 @@ class Routing(TorchFunctionMode):
         return chosen if chosen.shape == indices.shape else None
 
 
-def _with_ties(scores: Tensor, own: Tensor, other: Tensor, tie: float) -> Tensor:
+def _other_choice_at_ties(scores: Tensor, own: Tensor, other: Tensor, tie: float) -> Tensor:
     """Return a sample's `own` choices, and the `other` ones where its scores [..., choices] of both are alike."""
     values = scores.float()
     gap = values.gather(-1, own).amin(-1) - values.gather(-1, other).amin(-1)

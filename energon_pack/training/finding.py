@@ -138,7 +138,7 @@ def compare_outputs(pairs: Sequence[tuple[Tensor, Tensor]], eps: float, block: i
     return difference, max(variation, _MIN_VARIATION_IN_EPS * eps * size)
 
 
-def worst_outputs(measured: Sequence[tuple[float, float]], tolerance: float) -> tuple[float, float]:
+def worst_difference(measured: Sequence[tuple[float, float]], tolerance: float) -> tuple[float, float]:
     """Return the difference that is the largest share of its variation, and this variation.
 
     The first ones are of the outputs themselves: where these do not vary, the others show mixing, but no equality.

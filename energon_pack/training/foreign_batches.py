@@ -12,14 +12,14 @@ from energon_pack.training.batch_members import MemberPlaces, MemberSizes, membe
 from energon_pack.training.forward_inputs import MixingError, attention_of, check_inputs, mask_kind_of
 from energon_pack.training.guarded_calls import InputCheck
 from energon_pack.training.model_wrappers import class_of
-from energon_pack.training.trials import Door, Trials
+from energon_pack.training.trials import BatchHandling, Trials
 
 _log = logging.getLogger(__name__)
 #: an additive mask hides a token by a value at or below this
 _MASKED_SCORE = -1e4
 
 
-def foreign_door(model: Any, trials_of: list[Trials]) -> Door:
+def foreign_batch_handling(model: Any, trials_of: list[Trials]) -> BatchHandling:
     """Return the door of batches of any collator; `trials_of` holds the trials as soon as they are made."""
 
     def remedy(inputs: Mapping[str, Any]) -> str:
@@ -28,7 +28,7 @@ def foreign_door(model: Any, trials_of: list[Trials]) -> Door:
         told = f"Members are told by {by}, which the model, or its attention ({attention}), does not heed"
         return "; ".join([told, *dict.fromkeys(_reasons(inputs, attention))])
 
-    return Door(_mask_of, remedy, {}, reads_each=True)
+    return BatchHandling(_mask_kind_and_mixing, remedy, {}, reads_each=True)
 
 
 def try_batches(
@@ -70,7 +70,7 @@ def _reasons(inputs: Mapping[str, Any], attention: str | None) -> Iterator[str]:
             yield str(error)
 
 
-def _mask_of(inputs: Mapping[str, Any], members: Sequence[MemberPlaces] | None) -> tuple[str, bool]:
+def _mask_kind_and_mixing(inputs: Mapping[str, Any], members: Sequence[MemberPlaces] | None) -> tuple[str, bool]:
     """Return the kind of a batch's mask, and whether a 4-D one, of bools or additive, lets members see each other."""
     mask = inputs.get("attention_mask")
     every = mask.values() if isinstance(mask, Mapping) else [mask]

@@ -105,11 +105,11 @@ def check_inputs(inputs: Mapping[str, Any], attention: str | None = None) -> Non
         return
     is_prefix = isinstance(mask, Tensor) and mask.dim() == 4 and mask.is_floating_point()
     if is_prefix:
-        _check_masks({"prefix4d": mask}, row)
+        _check_additive_masks({"prefix4d": mask}, row)
     elif isinstance(mask, Tensor):
-        _check_mask(mask, row)
+        _check_token_mask(mask, row)
     elif isinstance(mask, dict):
-        _check_masks(mask, row)
+        _check_additive_masks(mask, row)
     elif mask is not None:
         raise MixingError(f"attention_mask is a {type(mask).__name__}, which is used as it is; leave it out")
     if (is_prefix or isinstance(mask, dict)) and attention and "flash" in attention:
@@ -145,7 +145,7 @@ def _check_trees(inputs: Mapping[str, Any], attention: str | None, row: Tensor, 
     masks = mask if isinstance(mask, dict) else {"prefix4d": mask}
     if attention and "flash" in attention:
         raise MixingError(f"{attention} takes no masks, and this batch of trees has some: use_tree_attention(model)")
-    _check_masks(masks, row)
+    _check_additive_masks(masks, row)
     for name, one in masks.items():
         for number, place in forks:
             if bool((one[number % len(one), :, place, place - 1] > -1e4).any()):
@@ -174,7 +174,7 @@ def text_positions(inputs: Mapping[str, Any], positions: Tensor) -> Tensor:
     return positions[0] if positions.dim() == 3 else positions
 
 
-def _check_mask(mask: Tensor, row: Tensor) -> None:
+def _check_token_mask(mask: Tensor, row: Tensor) -> None:
     if mask.dim() != 2:
         raise MixingError(
             f"a {mask.dim()}-D mask: eager attention adds a boolean one to the scores, windows are lost, and what is"
@@ -188,7 +188,7 @@ def _check_mask(mask: Tensor, row: Tensor) -> None:
         raise MixingError("a 2-D attention_mask of ones: with it the model takes the row for one text; leave it out")
 
 
-def _check_masks(masks: Mapping[str, Any], row: Tensor) -> None:
+def _check_additive_masks(masks: Mapping[str, Any], row: Tensor) -> None:
     """Check that additive masks hide from each member's first token all tokens before it."""
     for name, mask in masks.items():
         if not isinstance(mask, Tensor) or mask.dim() != 4 or not mask.is_floating_point():

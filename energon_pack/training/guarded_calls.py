@@ -42,7 +42,7 @@ class _RunningCalls(threading.local):
         return self  # a copy of a model has its hooks, not copies of them
 
     @property
-    def is_outside(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether a part that runs now runs in no call: checkpoints run parts again in a backward."""
         in_backward = torch._C._current_graph_task_id() != -1
         return not (self.running or self.is_trial or in_backward)
@@ -63,7 +63,7 @@ def unchecked(model: Module) -> Iterator[None]:
         calls.is_trial = False
 
 
-def is_compiled(model: Module) -> bool:
+def is_call_compiled(model: Module) -> bool:
     """Say whether the call of a guarded model that waits for a test is compiled."""
     return _CALLS_BY_MODEL[model].is_compiled
 
@@ -100,7 +100,7 @@ def hook_calls(model: Module, check_call: InputCheck) -> tuple[list[RemovableHan
             _log.warning("%s runs outside of a call of %s, so %s not tried", name, class_of(model).__name__, lacks)
 
     def look_outside(part: Module, *_: Any) -> None:
-        if not torch.compiler.is_compiling() and calls.is_outside:
+        if not torch.compiler.is_compiling() and calls.is_idle:
             say_outside(part, "members are")
 
     norms = [part for part in model.modules() if isinstance(part, _BatchNorm)]

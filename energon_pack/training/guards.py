@@ -30,7 +30,7 @@ from energon_pack.training.model_wrappers import class_of, is_transformers_model
 
 if TYPE_CHECKING:
     from energon_pack.training.batch_members import MemberSizes
-    from energon_pack.training.class_proof import ClassProof, Encoder
+    from energon_pack.training.class_proof import ClassProof, EncoderForGuard
     from energon_pack.training.model_trial import ModelTrial
     from energon_pack.training.trials import Trials
 
@@ -109,7 +109,7 @@ def guard(
     return _guard_packs(model, inner, trust == class_of(model).__name__, first_batch)
 
 
-def _guard_packs(model: Any, encoder: "Encoder | None", is_trusted: bool, first_batch: bool) -> Guard:
+def _guard_packs(model: Any, encoder: "EncoderForGuard | None", is_trusted: bool, first_batch: bool) -> Guard:
     """Prove a model's class now, and try the model itself with members of its batches."""
     from energon_pack.training.class_proof import prove_class
     from energon_pack.training.proof import parts_put_in, replaced_forwards
@@ -126,32 +126,34 @@ def _guard_packs(model: Any, encoder: "Encoder | None", is_trusted: bool, first_
     PROVEN_MASKS[model] = shown.proofs[-1].mask
     for_tower: frozenset[str] = frozenset()
     if encoder is not None:
-        from energon_pack.training.tower import use_tower
+        from energon_pack.training.tower import enable_tower_inputs
 
-        for_tower = use_tower(model, encoder, shown.samples, shown.proofs[-1].mask)
+        for_tower = enable_tower_inputs(model, encoder, shown.samples, shown.proofs[-1].mask)
     tried = for_tower.union(name for member in shown.samples for name in member.media)
-    media = MEDIA_KEYS | _media_names(model) | tried
+    media = MEDIA_KEYS | _media_argument_names(model) | tried
     _remove_earlier_hooks(model)
     first = None
     if first_batch and not is_trusted:
-        from energon_pack.training.trials import Trials, pack_door
+        from energon_pack.training.trials import Trials, pack_batch_handling
 
-        first = Trials(model, pack_door({name: rule for one in shown.samples for name, rule in one.joins.items()}))
-    check = _pack_check(model, shown, media, tried, first)
+        first = Trials(
+            model, pack_batch_handling({name: rule for one in shown.samples for name, rule in one.joins.items()})
+        )
+    check = _forward_check(model, shown, media, tried, first)
     handles, _ = hook_calls(model, check)
-    return _guarded(model, handles, first.trials if first else None, shown.proofs, shown.tree_proof)
+    return _register_guard(model, handles, first.trials if first else None, shown.proofs, shown.tree_proof)
 
 
 def _guard_batches(model: Any, batches: Sequence[Mapping[str, Any]], members: "Sequence[MemberSizes] | None") -> Guard:
     """Try a model with these batches of any collator now, and with later ones as with packs."""
-    from energon_pack.training.foreign_batches import foreign_door, try_batches
+    from energon_pack.training.foreign_batches import foreign_batch_handling, try_batches
     from energon_pack.training.trials import Trials
 
     _remove_earlier_hooks(model)
     made: list[Trials] = []
-    made.append(trials := Trials(model, foreign_door(model, made)))
-    handles, check = hook_calls(model, trials.check)
-    guarded, goes_on = _guarded(model, handles, trials.trials), False
+    made.append(trials := Trials(model, foreign_batch_handling(model, made)))
+    handles, check = hook_calls(model, trials.try_if_due)
+    guarded, goes_on = _register_guard(model, handles, trials.trials), False
     try:
         goes_on = try_batches(trials, model, check, batches, members)
     finally:
@@ -160,7 +162,7 @@ def _guard_batches(model: Any, batches: Sequence[Mapping[str, Any]], members: "S
     return guarded
 
 
-def _guarded(
+def _register_guard(
     model: Module,
     handles: Sequence[RemovableHandle],
     trials: "Sequence[ModelTrial] | None",
@@ -208,7 +210,7 @@ def _model_to_guard(model: Any) -> Any:
     return inner
 
 
-def _pack_check(
+def _forward_check(
     model: Module, shown: "ClassProof", media: frozenset[str], tried: frozenset[str], first: "Trials | None"
 ) -> InputCheck:
     """Return the check of each forward: its inputs keep members apart in the way that was proven."""
@@ -244,7 +246,7 @@ def _pack_check(
     def check(part: Module, inputs: dict[str, Any]) -> None:
         check_inputs_of_batch(inputs)
         if first is not None:
-            first.check(part, inputs)
+            first.try_if_due(part, inputs)
 
     return check
 
@@ -258,7 +260,7 @@ def _longest_row_len(inputs: dict[str, Any], longest: int) -> int:
     return max(int(positions.max()) + 1, *(int(member.places[-1]) + 1 for member in members), 0)
 
 
-def _media_names(model: Module) -> set[str]:
+def _media_argument_names(model: Module) -> set[str]:
     """Return the argument names of the methods by which a model's parts encode media."""
     makes = {kind: [name for name in dir(kind) if _GETTERS.fullmatch(name)] for kind in map(type, model.modules())}
     methods = [getattr(kind, name) for kind, names in makes.items() for name in names]

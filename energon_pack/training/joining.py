@@ -131,17 +131,17 @@ def find_joins(
         if lost := sorted(names - joins.keys()):
             first = first or JoinError(f"no rule joins {', '.join(lost)} of several members")
             continue
-        limit = "" if tried is members else _join_error(of_each, joins)
+        limit = "" if tried is members else _join_error_text(of_each, joins)
         if limit and (padded := _padding_joins(call, members, of_each)):
             return JoinRules(padded, can_call_once=False)
         return JoinRules(joins, tried is members and not as_rows, limit)
     why = first if isinstance(first, JoinError) else JoinError(f"{type(first).__name__}: {first}")
-    if alike := _joins_of_twins(call, twins, str(why)):
+    if alike := _equal_size_joins(call, twins, str(why)):
         return JoinRules(alike, can_call_once=False, limit=str(why))
     raise why
 
 
-def _joins_of_twins(
+def _equal_size_joins(
     call: Callable[[Sequence[_Media], bool], dict[str, Tensor]], twins: Sequence[_Media], why: str
 ) -> dict[str, Join]:
     """Return rules for members of one size, if the call for several adds only masks that hide nothing; else none."""
@@ -173,15 +173,19 @@ def _padding_joins(
     for name, value in sorted(together.items()):
         if not all(name in part for part in of_each):
             return None
-        shown = (_mask_rule(name, mask, of_each, together) for mask in masks)
-        rule = _find_rule(name, of_each, value) or next(filter(None, shown), None) or _len_rule(name, of_each, together)
+        shown = (_rule_by_mask(name, mask, of_each, together) for mask in masks)
+        rule = (
+            _find_rule(name, of_each, value)
+            or next(filter(None, shown), None)
+            or _rule_by_lengths(name, of_each, together)
+        )
         if rule is None:
             return None
         joins[name] = rule
     return joins or None
 
 
-def _mask_rule(name: str, mask: str, of_each: Sequence[Inputs], together: Inputs) -> Join | None:
+def _rule_by_mask(name: str, mask: str, of_each: Sequence[Inputs], together: Inputs) -> Join | None:
     """Return the rule that pads an input to the longest member, if values differ only where a mask hides them."""
     value, seen = together[name], _without_edge(together[mask] != 0)
     rule = Join(0, pad_value=0.0)
@@ -196,7 +200,7 @@ def _mask_rule(name: str, mask: str, of_each: Sequence[Inputs], together: Inputs
     return rule if _are_equal(rows, of_call) else None
 
 
-def _len_rule(name: str, of_each: Sequence[Inputs], together: Inputs) -> Join | None:
+def _rule_by_lengths(name: str, of_each: Sequence[Inputs], together: Inputs) -> Join | None:
     """Return the rule that pads an input to the longest member, if another input has the length of each row."""
     value, rule = together[name], Join(0, pad_value=0.0)
     lengths = [
@@ -242,7 +246,7 @@ def _outputs_alone(
     return taken, outputs
 
 
-def _join_error(parts: Sequence[Inputs], joins: Mapping[str, Join]) -> str:
+def _join_error_text(parts: Sequence[Inputs], joins: Mapping[str, Join]) -> str:
     try:
         join(parts, joins)
     except ValueError as error:

@@ -114,15 +114,15 @@ def _storage_over(memory: mmap.mmap, num_bytes: int) -> torch.UntypedStorage:
 
 
 @cache
-def _files_of(pid: int) -> list[_File]:
+def _files_of_process(pid: int) -> list[_File]:
     """Return the files of this process; a child that was forked has its own."""
     return []
 
 
 def empty(shape: Sequence[int]) -> Tensor:
     """Return a float32 tensor without values, in kept memory if it is big and there is some."""
-    num_bytes, files = 4 * prod(shape), _files_of(os.getpid())
-    if num_bytes <= SMALL_BYTES or get_sharing_strategy() != "file_descriptor" or not _has_files():
+    num_bytes, files = 4 * prod(shape), _files_of_process(os.getpid())
+    if num_bytes <= SMALL_BYTES or get_sharing_strategy() != "file_descriptor" or not _can_make_files():
         return torch.empty(*shape)
     files[:] = [file for file in files if file.state != _LEFT]
     free = [file for file in files if file.is_free]
@@ -146,7 +146,7 @@ def kept(value: Tensor) -> Tensor:
 
 
 @cache
-def _has_files() -> bool:
+def _can_make_files() -> bool:
     """Say whether this machine has files in memory; if not, log it."""
     try:
         _File(1, is_kept=False)

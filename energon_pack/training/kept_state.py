@@ -82,14 +82,14 @@ def _inner_values(name: str, value: Any, is_part: bool) -> Iterator[tuple[str, A
     elif isinstance(value, (list, tuple, set, deque)):
         yield from ((f"{name}[{number}]", one) for number, one in enumerate([*value][:_MAX_ITEMS]))
     elif isinstance(value, CellType):
-        yield name, _content(value)
+        yield name, _cell_content(value)
     elif isinstance(value, _FUNCTIONS):
         yield from ((f"{name} ({key})", one) for key, one in _closure(value))
     elif isinstance(value, Tensor):
-        yield from ((f"{name}.{key}", one) for key, one in vars(value).items() if _is_own(value))
+        yield from ((f"{name}.{key}", one) for key, one in vars(value).items() if _is_restorable(value))
         if value.requires_grad:
             yield from ((f"a hook of {name}", hook) for hook in (value._backward_hooks or {}).values())
-    elif is_part or _is_own(value):
+    elif is_part or _is_restorable(value):
         for key, one in vars(value).items():
             yield (f"{name}.{key}" if name else key), one
             if is_part and key in ("_parameters", "_buffers"):  # by the names under which they are known
@@ -98,7 +98,7 @@ def _inner_values(name: str, value: Any, is_part: bool) -> Iterator[tuple[str, A
                 yield from ((f"a hook of {name}", hook) for hook in one.values())
 
 
-def _is_own(value: Any) -> bool:
+def _is_restorable(value: Any) -> bool:
     """Say whether an object's attributes may be put back: not those of classes, configs and torch's own objects."""
     is_foreign = isinstance(value, type) or hasattr(value, "model_type") or type(value).__module__.startswith(_FOREIGN)
     return hasattr(value, "__dict__") and (type(value) is torch.nn.Parameter or not is_foreign)
@@ -115,7 +115,7 @@ def _closure(function: Any) -> Iterator[tuple[str, Any]]:
     yield from zip(names, getattr(function, "__closure__", None) or (), strict=False)
 
 
-def _content(cell: CellType) -> Any:
+def _cell_content(cell: CellType) -> Any:
     try:
         return cell.cell_contents
     except ValueError:  # not bound yet
@@ -133,7 +133,7 @@ def _restore_of(name: str, value: Any, is_sharded: bool) -> _Restore | None:
     if isinstance(value, np.random.Generator):
         return _restore_attribute(value.bit_generator, "state")
     if isinstance(value, CellType):
-        return _restore_attribute(value, "cell_contents") if _content(value) is not None else None
+        return _restore_attribute(value, "cell_contents") if _cell_content(value) is not None else None
     if isinstance(value, _CONTAINERS):
         is_left = name.endswith(_LEFT_ALONE) or (is_sharded and _HOOK_SUFFIX in name)
         return None if is_left else _restore_container(value)

@@ -50,11 +50,11 @@ def free_bytes(device: torch.device) -> int | None:
         return None
     free = [int(psutil.virtual_memory().available)]
     with suppress(OSError, ValueError, KeyError):  # a container may hide them, or show other forms
-        free.extend(free_in_groups(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")))
+        free.extend(free_bytes_in_cgroups(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")))
     return min(free)
 
 
-def free_in_groups(groups: Path, root: Path) -> Iterator[int]:
+def free_bytes_in_cgroups(groups: Path, root: Path) -> Iterator[int]:
     """Yield what each control group around this process leaves free, as Docker, Kubernetes and Slurm limit memory.
 
     Args:

@@ -21,7 +21,7 @@ from energon_pack.training.layout import IGNORE
 from energon_pack.training.model_wrappers import unwrapped
 
 
-class ImageMask(Enum):
+class ImageAttention(Enum):
     """In which layers the tokens of one image attend to each other in both directions."""
 
     #: in none: they are read as words are
@@ -34,12 +34,16 @@ class ImageMask(Enum):
     BEYOND_WINDOWS = auto()
 
 
-def image_mask_of(model: Any) -> ImageMask:
+def image_attention_of(model: Any) -> ImageAttention:
     """Return how a model's image tokens attend to each other; masks for packs have to keep that."""
     text = model.config.get_text_config()
     if getattr(text, "use_bidirectional_attention", None) == "vision":
-        return ImageMask.BEYOND_WINDOWS if "unified" in text.model_type else ImageMask.ONLY_IN_WINDOWS
-    return ImageMask.IN_WINDOWS if "token_type_ids" in inspect.signature(model.forward).parameters else ImageMask.CAUSAL
+        return ImageAttention.BEYOND_WINDOWS if "unified" in text.model_type else ImageAttention.ONLY_IN_WINDOWS
+    return (
+        ImageAttention.IN_WINDOWS
+        if "token_type_ids" in inspect.signature(model.forward).parameters
+        else ImageAttention.CAUSAL
+    )
 
 
 #: put before the names of tower inputs in a batch: some models have media inputs of the same names
@@ -49,10 +53,10 @@ BOUNDARY_MARK = "_cu_"
 
 
 @dataclass(frozen=True)
-class TowerProof:
+class TowerInputsProof:
     """Precomputed inputs of a vision tower that were shown to leave outputs and gradients as they are."""
 
-    #: identifies the tower: see `TowerInputs.config_hash`
+    #: identifies the tower: see `TowerInputMaker.config_hash`
     config_hash: str
     #: names of the inputs
     names: frozenset[str]
@@ -63,7 +67,7 @@ class TowerProof:
 
 
 #: by guarded model
-PROVEN_TOWERS: weakref.WeakKeyDictionary[Module, TowerProof] = weakref.WeakKeyDictionary()
+PROVEN_TOWERS: weakref.WeakKeyDictionary[Module, TowerInputsProof] = weakref.WeakKeyDictionary()
 
 
 def tower_inputs_in(batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,13 +86,13 @@ class Outline:
     proven_mask: str | None
     sliding_window: int | None
     attention_chunk_size: int | None
-    image_mask: ImageMask
+    image_mask: ImageAttention
     dtype: torch.dtype
     device: torch.device
     #: the precomputed inputs for its vision tower; None: it has none
-    tower: TowerProof | None = None
+    tower: TowerInputsProof | None = None
 
-    def for_worker(self) -> "Outline":
+    def on_cpu(self) -> "Outline":
         """Return the outline for a loader's worker, which must not touch a GPU: it makes masks on the CPU."""
         return replace(self, device=torch.device("cpu"))
 
@@ -105,7 +109,7 @@ def outline_of(model: Any) -> Outline:
         proven_mask=PROVEN_MASKS.get(model),
         sliding_window=getattr(text, "sliding_window", None),
         attention_chunk_size=getattr(text, "attention_chunk_size", None),
-        image_mask=image_mask_of(model),
+        image_mask=image_attention_of(model),
         dtype=model.dtype,
         device=model.device,
         tower=PROVEN_TOWERS.get(model),
@@ -126,7 +130,7 @@ def answer_mask(doc_ids: Tensor, labels: Tensor) -> Tensor:
     return so_far > (so_far - trained).gather(1, first)
 
 
-def prefix_mask(doc_ids: Tensor, labels: Tensor, dtype: torch.dtype) -> Tensor:
+def prefix_attention_mask(doc_ids: Tensor, labels: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the additive mask [B, 1, S, S] of models that attend both ways before the answer; labels not shifted."""
     prefix = ~answer_mask(doc_ids, labels)
     here = torch.arange(doc_ids.shape[1], device=doc_ids.device)
@@ -134,7 +138,7 @@ def prefix_mask(doc_ids: Tensor, labels: Tensor, dtype: torch.dtype) -> Tensor:
     return _additive(seen & (doc_ids[:, :, None] == doc_ids[:, None, :]), dtype)
 
 
-def additive_masks(doc_ids: Tensor, types: Tensor, outline: Outline) -> dict[str, Tensor]:
+def pack_masks(doc_ids: Tensor, types: Tensor, outline: Outline) -> dict[str, Tensor]:
     """Return additive masks, by kind of layer, for models that take a dict of them, such as Gemma 3 and gpt-oss.
 
     Args:
@@ -161,8 +165,8 @@ class TreeTensors(NamedTuple):
 
 
 def tree_masks(rows: TreeTensors, outline: Outline) -> dict[str, Tensor]:
-    """Return masks as `additive_masks` does, for trees; windows and chunks count tokens within a sample."""
-    block = _is_same_image(rows.types, member_start_mask(rows.doc_ids))
+    """Return masks as `pack_masks` does, for trees; windows and chunks count tokens within a sample."""
+    block = _is_same_image(rows.types, member_starts(rows.doc_ids))
     return _masks_by_layer_kind(tree_causal(rows.tree_end), block, rows.tree_index, outline)
 
 
@@ -175,12 +179,12 @@ def tree_causal(tree_end: Tensor) -> Tensor:
 def _masks_by_layer_kind(causal: Tensor, block: Tensor, index: Tensor, outline: Outline) -> dict[str, Tensor]:
     """Return a mask for each kind of layer, from bool [B, S, S] (is it before, is it in the same image) and places."""
     attention = outline.image_mask
-    image = block if attention is not ImageMask.CAUSAL else torch.zeros_like(block)
-    seen = causal if attention is ImageMask.ONLY_IN_WINDOWS else causal | image
+    image = block if attention is not ImageAttention.CAUSAL else torch.zeros_like(block)
+    seen = causal if attention is ImageAttention.ONLY_IN_WINDOWS else causal | image
     masks = {"full_attention": seen}
     if window := outline.sliding_window:
         near = index[:, :, None] - index[:, None, :] < window
-        near_image = image if attention is ImageMask.BEYOND_WINDOWS else image & near
+        near_image = image if attention is ImageAttention.BEYOND_WINDOWS else image & near
         masks["sliding_attention"] = causal & near | near_image
     if outline.attention_chunk_size:
         chunk = index // outline.attention_chunk_size
@@ -211,6 +215,6 @@ def _is_same_image(types: Tensor, cuts: Tensor | None = None) -> Tensor:
     return (block[:, :, None] == block[:, None, :]) & (block > 0)[:, :, None]
 
 
-def member_start_mask(doc_ids: Tensor) -> Tensor:
+def member_starts(doc_ids: Tensor) -> Tensor:
     """Return bool [B, S]: whether a token belongs to another member than the token before it."""
     return torch.nn.functional.pad(doc_ids.diff(dim=1) != 0, (1, 0))

@@ -88,16 +88,16 @@ class MediaProcessor:
             self._can_mix_kinds  # noqa: B018
 
     @property
-    def known_rules(self) -> InputRules:
+    def rules_with_findings(self) -> InputRules:
         """The rules with what trials showed, for another process."""
         if not self._tried:
             return self._rules
         mixes = vars(self).get("_can_mix_kinds")
-        findings = _Findings(self._tried, mixes, self._call.token_outputs, self._call.pickled_images)
+        findings = _Findings(self._tried, mixes, self._call.token_outputs, self._call.pickled_image_processor)
         return replace(self._rules, findings=findings)
 
     def __reduce__(self) -> tuple[type["MediaProcessor"], tuple[InputRules]]:
-        return MediaProcessor, (self.known_rules,)
+        return MediaProcessor, (self.rules_with_findings,)
 
     def __call__(self, members: Sequence[PreparedMedia]) -> dict[str, Tensor]:
         """Return the joined media inputs of some members, by name; JoinError: they can't be joined."""
@@ -136,18 +136,18 @@ class MediaProcessor:
                 " first ones (packing.share=none)"
             )
 
-    def check(self) -> None:
+    def check_kinds(self) -> None:
         """Try every kind of media now; JoinError: none can be used."""
         tried = [self._tried_media(kind) for kind in self._call.kinds]
-        self._call.token_functions()
+        self._call.per_token_functions()
         if tried and all(one.refusal for one in tried):
             raise JoinError("; ".join(dict.fromkeys(one.refusal for one in tried)))
 
     @property
-    def token_functions(self) -> dict[str, TokenFunction]:
+    def per_token_functions(self) -> dict[str, TokenFunction]:
         """Functions that make a model's special inputs with one value per token, from token ids; by input name."""
-        self.check()
-        return self._call.token_functions()
+        self.check_kinds()
+        return self._call.per_token_functions()
 
     def token_types(self, ids: list[int]) -> list[int] | None:
         """Return for each token 0 (text) or the number of its kind of media; None: only `InputRules.types` tells it."""
@@ -156,7 +156,7 @@ class MediaProcessor:
     def joins(self, names: Collection[str]) -> dict[str, Join]:
         """Return the rules that join media inputs, at least those of `names`."""
         if not self._known_joins.keys() >= set(names):
-            self.check()
+            self.check_kinds()
         return self._known_joins
 
     @property
@@ -190,14 +190,14 @@ class MediaProcessor:
             else:
                 needs_no_text = kind == IMAGE.kind and self._needs_no_text([members[0], members[-1]])
                 tried = _TriedMedia(proven.joins, proven.can_call_once, needs_no_text, limit=limit)
-                rows, lens = self._lens_by_tokens_and_media(kind, members, proven.joins)
+                rows, lens = self._ratios_by_input(kind, members, proven.joins)
                 tried = replace(tried, tokens_of_row=rows, lens_of_medium=lens)
                 of_calls = [members] if tried.can_call_once else [[member] for member in members]
-                tried = replace(tried, in_bytes=self._moves_bytes(of_calls, tried))
+                tried = replace(tried, in_bytes=self._try_bytes(of_calls, tried))
         why = tried.limit and f"{name}: {tried.limit} ({_REMEDIES.get(kind, 'a pack a batch')})"
         return replace(tried, warning=tried.refusal or why)
 
-    def _lens_by_tokens_and_media(
+    def _ratios_by_input(
         self, kind: str, members: Sequence[PreparedMedia], joins: Mapping[str, Join]
     ) -> list[dict[str, float]]:
         """Return `tokens_of_row` and `lens_of_medium`: ratios that are the same for members of several sizes."""
@@ -214,7 +214,9 @@ class MediaProcessor:
                 ratios[1].setdefault(name, set()).add(length / max(1, len(media.order)))
         return [{name: min(of) for name, of in found.items() if len(of) == 1} for found in ratios]
 
-    def lens(self, tensors: Mapping[str, Tensor], seen: Sequence[Sequence[SeenMedium]]) -> dict[str, list[int]]:
+    def media_lens_by_member(
+        self, tensors: Mapping[str, Tensor], seen: Sequence[Sequence[SeenMedium]]
+    ) -> dict[str, list[int]]:
         """Return how much of each input each member's media (`seen`) have; inputs of which nothing tells are left out.
 
         Lengths lie in the dimension along which the input is joined.
@@ -284,7 +286,7 @@ class MediaProcessor:
                 return self._byte_calls(members, joins, needs_no_text, each)
         return self._call.images(members, joins) if needs_no_text else self._call(members)
 
-    def _moves_bytes(self, of_calls: Sequence[Sequence[PreparedMedia]], tried: _TriedMedia) -> bool | None:
+    def _try_bytes(self, of_calls: Sequence[Sequence[PreparedMedia]], tried: _TriedMedia) -> bool | None:
         """Return `_TriedMedia.in_bytes`, by some calls, each for all media of some members."""
         for each in (False, True):
             with suppress(Exception):  # any class of any processor may be behind it
@@ -316,7 +318,7 @@ def _are_same(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-def joined_lens(media: Iterable[str], packs: Sequence[EncodedMembers]) -> dict[str, list[int]]:
+def media_lens_of_packs(media: Iterable[str], packs: Sequence[EncodedMembers]) -> dict[str, list[int]]:
     """Return how much of each media input of a batch is each member's, by that of its packs; trees tell nothing."""
     if any(pack.tokens.is_tree for pack in packs):
         return {}

@@ -23,7 +23,7 @@ _ID_NAMES = {_IMAGE: "image_token", _VIDEO: "video_token", _SOUND: "audio_token"
 _GRIDS = {_IMAGE: "image_grid_thw", _VIDEO: "video_grid_thw"}
 
 
-def media_inputs(inputs: Mapping[str, Any]) -> dict[str, Tensor]:
+def media_inputs_in(inputs: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the inputs that have neither a value per token nor the layout of members: pixels and their like."""
     shape = tokens_of(inputs).shape[:2]
     return {
@@ -61,7 +61,7 @@ class MediaShares:
         dim, ends = self.ends[name]
         return value.narrow(dim, ends[member], ends[member + 1] - ends[member])
 
-    def parts(self, member: int, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
+    def of_member(self, member: int, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return a member's own media inputs, by name; without those of which it has none."""
         made = {name: self.cut(name, member, inputs[name]) for name in self.ends}
         return {name: part for name, part in made.items() if part.numel()}
@@ -83,11 +83,11 @@ def media_shares(
         joins: rules by which the inputs were joined; those without a rule lie along dimension 0.
         left_out: inputs that a model makes by itself for a member alone.
     """
-    media = {name: value for name, value in media_inputs(inputs).items() if name not in left_out}
+    media = {name: value for name, value in media_inputs_in(inputs).items() if name not in left_out}
     given = [member for row in sizes or () for member in row if isinstance(member, Mapping)]
     told: Mapping[str, Sequence[int]] = {name: [one.get(name, 0) for one in given] for name in media if given}
-    told = told or told_media_lens(inputs.get("cu_seq_lens_q"))
-    own = [member.cut(types) for member in members] if types is not None else []
+    told = told or media_lens_by_boundaries(inputs.get("cu_seq_lens_q"))
+    own = [member.select(types) for member in members] if types is not None else []
     ends: dict[str, tuple[int, Sequence[int]]] = {}
     for name, value in media.items():
         rule = joins.get(name)
@@ -97,17 +97,17 @@ def media_shares(
             continue
         if len(lens) == len(members) and sum(lens) == value.shape[dim]:
             ends[name] = dim, _totals(lens)
-        elif (found := _ends(name, value.shape[dim], media, own)) is not None:
+        elif (found := _find_ends(name, value.shape[dim], media, own)) is not None:
             ends[name] = dim, found
     return MediaShares(ends, frozenset(media.keys() - ends.keys()))
 
 
-def told_media_lens(boundaries: Tensor | None) -> Mapping[str, Sequence[int]]:
+def media_lens_by_boundaries(boundaries: Tensor | None) -> Mapping[str, Sequence[int]]:
     """Return how much of each media input is each member's, of the batch with these boundaries; empty: not known."""
     return (TOLD_MEDIA_LENS.get(tuple(boundaries.tolist())) or {}) if boundaries is not None else {}
 
 
-def _ends(name: str, length: int, media: Mapping[str, Tensor], types: Sequence[Tensor]) -> list[int] | None:
+def _find_ends(name: str, length: int, media: Mapping[str, Tensor], types: Sequence[Tensor]) -> list[int] | None:
     """Return where the part of each member begins among `length` rows; None: nothing tells."""
     kind = _VIDEO if name.startswith("video_") or "_video" in name or name == "second_per_grid_ts" else _IMAGE
     kind = _SOUND if name.startswith((*SOUND_INPUTS, "feature_", "audio_", "audios_")) else kind

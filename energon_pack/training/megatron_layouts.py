@@ -87,7 +87,7 @@ def _slots(lens: Tensor, form: RowForm) -> Tensor:
     return slots
 
 
-def member_rows(members: Sequence[Member], form: RowForm) -> Batch:
+def one_row_per_member(members: Sequence[Member], form: RowForm) -> Batch:
     """Lay each member out in a row of its own, padded on the right: Megatron-Bridge up to 0.5 packs the rows itself.
 
     It takes the last token other than 0 for the end of a row, so gaps are filled with 0 whatever the pad id is.

@@ -33,7 +33,7 @@ _GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
 
 
 @dataclass(frozen=True)
-class UnreadMember:
+class UnreadableMember:
     """Takes the place of a member that could not be read; holds the error."""
 
     sample_id: str
@@ -49,19 +49,19 @@ class MemberEncoder:
         self._rules, self._rope = rules, rope
         self.media_processor = MediaProcessor(rules)
 
-    def encode(self, member: MemberInput) -> Encoded:
+    def encode_alone(self, member: MemberInput) -> Encoded:
         """Encode one member alone, with all of its media, even those that it shares with another."""
 
         def fail(_: object, error: Exception) -> None:
             raise error
 
-        (encoded,), media = self.encode_all([replace(member, shared=NOTHING_SHARED)], fail)
+        (encoded,), media = self.encode_together([replace(member, shared=NOTHING_SHARED)], fail)
         return replace(encoded, media=media)
 
-    def encode_all(
+    def encode_together(
         self,
-        inputs: Iterable["MemberInput | UnreadMember"],
-        on_bad: Callable[["MemberInput | UnreadMember", Exception], None],
+        inputs: Iterable["MemberInput | UnreadableMember"],
+        on_bad: Callable[["MemberInput | UnreadableMember", Exception], None],
     ) -> tuple[EncodedMembers, dict[str, Tensor]]:
         """Encode the members of a pack; return them without media, and the joined media inputs of all by name.
 
@@ -73,22 +73,22 @@ class MemberEncoder:
             on_bad: called with each member that can't be encoded, and its error. If it returns, the member is left out;
                 what others share with it then comes with the next one.
         """
-        if isinstance(inputs, PackMembers) and (text := inputs.only_text()) is not None:
+        if isinstance(inputs, PackMembers) and (text := inputs.text_unless_media()) is not None:
             ids, columns = text
-            return EncodedMembers(ids, self._members(columns), [0] * len(ids), [0] * len(ids)), {}
+            return EncodedMembers(ids, self._members_from_columns(columns), [0] * len(ids), [0] * len(ids)), {}
         drafts = self._drafts(inputs, on_bad)
         try:
-            media, shares = self._media(drafts)
+            media, shares = self._media_inputs(drafts)
         except Exception:  # try each member alone to learn which one fails
             drafts = self._drafts([draft.member for draft in drafts], on_bad, are_tried=True)
-            media, shares = self._media(drafts)
-        lens = self.media_processor.lens(media, [draft.added_sizes for draft in drafts])
+            media, shares = self._media_inputs(drafts)
+        lens = self.media_processor.media_lens_by_member(media, [draft.added_sizes for draft in drafts])
         return replace(self._encoded(drafts, shares), media_lens=lens), media
 
     def _drafts(
         self,
-        members: Iterable["MemberInput | UnreadMember"],
-        on_bad: Callable[["MemberInput | UnreadMember", Exception], None],
+        members: Iterable["MemberInput | UnreadableMember"],
+        on_bad: Callable[["MemberInput | UnreadableMember", Exception], None],
         are_tried: bool = False,
     ) -> list["_Draft"]:
         """Decode the media of members; if `are_tried`, also call the processor for each member alone."""
@@ -100,7 +100,7 @@ class MemberEncoder:
             if lost is not None:  # what it shares with the member before the lost one
                 member = replace(member, shared=Shared(*map(min, lost, member.shared)))
             try:
-                if isinstance(member, UnreadMember):
+                if isinstance(member, UnreadableMember):
                     raise member.error
                 drafts.append(self._draft(member))
                 if are_tried:
@@ -112,14 +112,14 @@ class MemberEncoder:
                 lost = member.shared
         return drafts
 
-    def check(self) -> None:
+    def check_processor(self) -> None:
         """Try a processor without tested rules with random media; check that the model class makes M-RoPE rows."""
         if self._rules.is_asked:
-            self.media_processor.check()
+            self.media_processor.check_kinds()
         if isinstance(self._rope, OwnRope):
-            self._rope.check([member.tokens for member in self.probe_members()])
+            self._rope.refuse_unseen_media([member.tokens for member in self.probe_members()])
 
-    def join(self, media: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    def join_media_inputs(self, media: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Join the media inputs of several packs, by name."""
         parts = [part for part in media if part]
         if len(parts) < 2:
@@ -138,10 +138,10 @@ class MemberEncoder:
             try:
                 noise = random_media(self._rules, trial.tokens, seed)
                 draft = _Draft(MemberInput(f"{kind or 'text'} {seed}", []), trial.tokens, noise)
-                media, shares = self._media([draft])
+                media, shares = self._media_inputs([draft])
                 encoded = self._encoded([draft], shares)[0]
                 if is_second:  # packs of some processors have one sound
-                    self.join([*(member.media for member in members), media])
+                    self.join_media_inputs([*(member.media for member in members), media])
             except RopeRowsError:
                 raise
             except (ImportError, ValueError, OSError) as error:  # training can't use such media here, either
@@ -157,7 +157,7 @@ class MemberEncoder:
         )
         joins = {name: rule for part in parts for name, rule in part.joins.items()}
         media = join([part.media for part in parts], joins)
-        rows = {name: torch.as_tensor(make([ids.tolist()]))[0] for name, make in self.token_functions.items()}
+        rows = {name: torch.as_tensor(make([ids.tolist()]))[0] for name, make in self.per_token_functions.items()}
         for_rows = {name: value for name, value in media.items() if isinstance(self._rope, OwnRope) or name in _GRIDS}
         member = Member(ids, labels, types, self._rows(ids, types, for_rows), rows)
         return Encoded(" + ".join(part.sample_id for part in parts), member, media, joins=joins)
@@ -172,7 +172,7 @@ class MemberEncoder:
 
     def _encoded(self, drafts: Sequence["_Draft"], shares: Sequence[dict[str, Tensor]]) -> EncodedMembers:
         """Return the members without media, which the pack holds."""
-        members = self._members(TextColumns.of_members([draft.tokens for draft in drafts]), shares)
+        members = self._members_from_columns(TextColumns.of_members([draft.tokens for draft in drafts]), shares)
         shared = torch.tensor([draft.member.shared.num_tokens for draft in drafts])
         return EncodedMembers(
             [draft.member.sample_id for draft in drafts],
@@ -204,7 +204,7 @@ class MemberEncoder:
         seen = kinds[:num_shared]
         return _Draft(member, tokens, added, whole, (seen.count(IMAGE.kind), seen.count(VIDEO.kind)))
 
-    def _media(self, drafts: Sequence["_Draft"]) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
+    def _media_inputs(self, drafts: Sequence["_Draft"]) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
         """Return the joined media that members add, and for each member the media inputs that its positions need."""
         for draft in drafts:
             if draft.all_media is not None and not self.media_processor.can_split(draft.all_media.order):
@@ -213,28 +213,28 @@ class MemberEncoder:
         if isinstance(self._rope, OwnRope):
             each = [self.media_processor([draft.added_media]) for draft in drafts]
             wholes = [None if draft.all_media is None else self.media_processor([draft.all_media]) for draft in drafts]
-            media = self.join(each)
+            media = self.join_media_inputs(each)
             self.media_processor.refuse_feature_mismatch(media, added)
             return media, [
                 added_media if whole is None else whole for whole, added_media in zip(wholes, each, strict=True)
             ]
         media = self.media_processor([draft.added_media for draft in drafts])
         self.media_processor.refuse_feature_mismatch(media, added)
-        images = _rows_by_member(media, _GRIDS[:1], [len(draft.added_media.of_kind(IMAGE.kind)) for draft in drafts])
-        videos = _rows_by_member(media, _GRIDS[1:], [len(draft.added_media.of_kind(VIDEO.kind)) for draft in drafts])
+        images = _split_by_member(media, _GRIDS[:1], [len(draft.added_media.of_kind(IMAGE.kind)) for draft in drafts])
+        videos = _split_by_member(media, _GRIDS[1:], [len(draft.added_media.of_kind(VIDEO.kind)) for draft in drafts])
         images = _with_shared_rows(images, [draft.num_shared[0] for draft in drafts])
         videos = _with_shared_rows(videos, [draft.num_shared[1] for draft in drafts])
         return media, [image | video for image, video in zip(images, videos, strict=True)]
 
-    def _members(self, text: TextColumns, media: Sequence[dict[str, Tensor]] = ()) -> Members:
+    def _members_from_columns(self, text: TextColumns, media: Sequence[dict[str, Tensor]] = ()) -> Members:
         """Turn tokens into tensors, with positions; `media`: for each member, the media inputs that these need."""
-        ids, lens, trained, weights = text.ids, text.lens, text.trained, text.token_weights
+        ids, lens, trained, weights = text.ids, text.lens, text.trained_indices, text.token_weights
         labels, types = np.full(len(ids), IGNORE), self._rules.types_of(ids)
         labels[trained] = ids[trained]
         rows: dict[str, Tensor] = {}
         if self._rules.is_asked:
             each = [own.tolist() for own in np.split(ids, np.cumsum(lens)[:-1])]
-            makers = self.token_functions.items()
+            makers = self.per_token_functions.items()
             rows = {name: torch.cat([torch.as_tensor(make([own]))[0] for own in each]) for name, make in makers}
             if known_types := [one for own in each if (one := self.media_processor.token_types(own)) is not None]:
                 # transformers knows only images, videos and sounds
@@ -260,9 +260,9 @@ class MemberEncoder:
         return rope
 
     @cached_property
-    def token_functions(self) -> Mapping[str, TokenFunction]:
+    def per_token_functions(self) -> Mapping[str, TokenFunction]:
         """Functions that make a model's special inputs with one value per token, from token ids; by input name."""
-        return self.media_processor.token_functions if self._rules.is_asked else {}
+        return self.media_processor.per_token_functions if self._rules.is_asked else {}
 
     def _rows(self, ids: Tensor, types: Tensor, media: dict[str, Tensor]) -> Any:
         """Return the M-RoPE rows [3, L] of one member; None: the model has none."""
@@ -296,7 +296,7 @@ class _Draft:
         return self.tokens.media[len(self.tokens.media) - len(self.added_media.order) :]
 
 
-def _rows_by_member(media: dict[str, Tensor], names: Sequence[str], counts: Sequence[int]) -> list[dict[str, Tensor]]:
+def _split_by_member(media: dict[str, Tensor], names: Sequence[str], counts: Sequence[int]) -> list[dict[str, Tensor]]:
     """Split the named inputs by member: member i has the next `counts[i]` rows."""
     shares: list[dict[str, Tensor]] = [{} for _ in counts]
     for name in names:

@@ -16,9 +16,9 @@ from energon_pack.training.comparison import RunOptions, compare
 from energon_pack.training.expert_routing import Routing, has_experts, use_routing
 from energon_pack.training.finding import Finding, max_difference, max_or_nan, token_variation
 from energon_pack.training.kept_state import kept_state
-from energon_pack.training.media_shares import media_inputs
+from energon_pack.training.media_shares import media_inputs_in
 from energon_pack.training.model_trial import PendingForward, RunInputs
-from energon_pack.training.recording import rounded_embeddings, run_and_record
+from energon_pack.training.recording import perturbed_embeddings, run_and_record
 from energon_pack.training.restored_model import full_precision, is_sharded, without_dropout
 from energon_pack.training.trial_inputs import Probe, flag_inputs, without_loss
 
@@ -56,7 +56,7 @@ def compare_with_alone(pending: PendingForward, probe: Probe, options: RunOption
         finding = replace(compare(options, probe), in_training=part.training)
         low = options.tolerances[1]
         if pending.on_any_rank(finding.mixes and all(share <= low for share in finding.differences)):
-            steps = min(3 * _rounding_step(pending, probe), low)
+            steps = min(3 * _rounding_effect(pending, probe), low)
             finding = replace(finding, tolerance=max(finding.tolerance, steps))
     here = torch.arange(len(last.places))
     packed, alone = MemberPlaces(last.row, last.places, last.places), MemberPlaces(0, here, here)
@@ -93,14 +93,14 @@ def _outputs_are_random(pending: PendingForward, alone: Mapping[str, Any]) -> bo
     return max(other_seeds) > 3 * same + 1e-6 * token_variation(first)
 
 
-def _rounding_step(pending: PendingForward, probe: Probe) -> float:
+def _rounding_effect(pending: PendingForward, probe: Probe) -> float:
     """Return by what share outputs of a batch move where its embeddings are off by a rounding, with the same experts.
 
     Where a model rounds to codes of 8 or 4 bits, a sum in another order may end at the next code.
     """
     part: Any = pending.part
     seen, routing = list[Tensor](), Routing() if has_experts(part) else None
-    for choices, way in ((routing, nullcontext()), (routing and Routing(routing), rounded_embeddings(part))):
+    for choices, way in ((routing, nullcontext()), (routing and Routing(routing), perturbed_embeddings(part))):
         pending.before_run(0)
         with torch.no_grad(), use_routing(part, choices), way:
             seen.append(run_and_record(part, without_loss(probe.inputs), pending.call).sketches[0])
@@ -109,9 +109,9 @@ def _rounding_step(pending: PendingForward, probe: Probe) -> float:
 
 
 @contextmanager
-def kept_inputs(inputs: Mapping[str, Any]) -> Iterator[None]:
+def restored_inputs(inputs: Mapping[str, Any]) -> Iterator[None]:
     """Put back what a model writes into its inputs while the block runs: no cache would know copies of them."""
-    media = media_inputs(inputs)
+    media = media_inputs_in(inputs)
     copies = {name: v.clone() for name, v in inputs.items() if isinstance(v, Tensor) and name not in media}
     try:
         yield

@@ -26,7 +26,7 @@ from energon_pack.training.comparison import AVERAGED_TOKENS
 from energon_pack.training.expert_routing import Routing, has_experts, use_routing
 from energon_pack.training.finding import Finding, max_difference, max_or_nan, token_variation
 from energon_pack.training.forward_inputs import tokens_of
-from energon_pack.training.recording import hooked, rounded_embeddings, sketch_of, token_values_of
+from energon_pack.training.recording import hooked, perturbed_embeddings, sketch_of, token_values_of
 from energon_pack.training.trial_inputs import with_all_logits, without_loss
 from energon_pack.training.tried_batch import OtherInputs
 
@@ -173,7 +173,7 @@ def run_change(
     values = yield from run(unchanged | edits.inputs if edits else unchanged, routing and Routing(routing))
 
     def moved(members: Sequence[MemberPlaces], other: Tensor) -> float:
-        return max_or_nan(max_difference(one.cut(as_is), one.cut(other), block) for one in members)
+        return max_or_nan(max_difference(one.select(as_is), one.select(other), block) for one in members)
 
     change: OutputChange | None = None
     if edits is not None:
@@ -181,7 +181,7 @@ def run_change(
     if pending.on_any_rank(change is not None and not change.others_change <= SUM_TOLERANCE * change.own_change):
         ways: list[AbstractContextManager[None]] = [nullcontext()]  # some kernels add in any order
         if "seq_idx" in unchanged:  # scans sum over a whole row, and take members apart by differences
-            ways.append(rounded_embeddings(pending.part))
+            ways.append(perturbed_embeddings(pending.part))
         for way in ways:
             with way:
                 again = yield from run(unchanged, routing and Routing(routing))
@@ -263,7 +263,7 @@ def _inputs_and_outputs(
 
     def of_members(output: Any) -> _MemberValues:
         values = token_values_of(output, shape)
-        return None if values is None else [sketch_of(member.cut(values.detach())[None])[0] for member in members]
+        return None if values is None else [sketch_of(member.select(values.detach())[None])[0] for member in members]
 
     def hooks(name: str, one: Module) -> list[RemovableHandle]:
         def enter(_: Module, args: Any, keywords: dict[str, Any]) -> None:

@@ -26,16 +26,16 @@ from energon_pack.training.encoded import BadPack, EncodedMembers, Members, Pack
 from energon_pack.training.forward_inputs import refuse_missing_kernels, refuse_several_rows
 from energon_pack.training.joining import JoinError
 from energon_pack.training.layout import IGNORE, Batch, RowForm, neat, seq_idx
-from energon_pack.training.media_inputs import joined_lens
-from energon_pack.training.member_encoder import Encoded, MemberEncoder, UnreadMember
+from energon_pack.training.media_inputs import media_lens_of_packs
+from energon_pack.training.member_encoder import Encoded, MemberEncoder, UnreadableMember
 from energon_pack.training.rope import RopeRowsError
 from energon_pack.training.rope_rule import rope_rule_of
-from energon_pack.training.worker_start import prepare_worker
+from energon_pack.training.worker_start import keep_worker_memory
 
 if TYPE_CHECKING:
-    from energon_pack.training.preference import PairKeys
+    from energon_pack.training.preference import PairBatchKeys
     from energon_pack.training.probe_batches import ProbeTree
-    from energon_pack.training.tower import TowerInputs
+    from energon_pack.training.tower import TowerInputMaker
 
 _log = logging.getLogger(__name__)
 _OPTION_VALUES = {
@@ -131,11 +131,11 @@ class PackEncoder:
         #: whether the dataset's samples may share their beginnings
         self.has_trees = made["content"].get("packing", {}).get("share", "none") != "none"
         #: the keys that preference pairs add to a batch; None: the dataset has no pairs
-        self.pairs: PairKeys | None = None
+        self.pairs: PairBatchKeys | None = None
         if made.get("pairs") or reference_logps is not None:
             from energon_pack.training import preference
 
-            self.pairs = preference.PairKeys(made, self.layout, options)
+            self.pairs = preference.PairBatchKeys(made, self.layout, options)
         #: whether labels stand where they are predicted
         self.labels_shifted = labels == "shifted"
         #: a kind of `layout.loss_weights`
@@ -147,7 +147,7 @@ class PackEncoder:
         self._max_audios: int | None = made["content"].get("packing", {}).get("max_audios")
         self._pad_to, self._num_segments = pad_to, pad_segments
         #: makes values for the tower of a guarded model, if it has one
-        self.tower: TowerInputs | None = None
+        self.tower: TowerInputMaker | None = None
         self._widths: Sequence[int] = ()
         if pad_to != "longest":
             from energon_pack.training.fixed_shapes import allowed_widths
@@ -171,14 +171,14 @@ class PackEncoder:
         if is_neat and self._is_hybrid:
             refuse_missing_kernels()
         self.members = MemberEncoder(rules, rope)
-        self.members.check()
+        self.members.check_processor()
 
-    def encode(self, key: str, members: Iterable[MemberInput | UnreadMember]) -> Pack | None:
+    def encode(self, key: str, members: Iterable[MemberInput | UnreadableMember]) -> Pack | None:
         """Encode the members of a pack; None: all were dropped. BadPack: a member can't be encoded."""
-        prepare_worker()
+        keep_worker_memory()
         dropped: list[str] = []
 
-        def on_bad(member: MemberInput | UnreadMember, error: Exception) -> None:
+        def on_bad(member: MemberInput | UnreadableMember, error: Exception) -> None:
             fault = f"{member.sample_id} in {key}: {type(error).__name__}: {error}"
             if not self._drop or isinstance(error, _SETUP_ERRORS):
                 raise BadPack(f"{fault} (on_bad_member=drop leaves such a member out)") from error
@@ -187,7 +187,7 @@ class PackEncoder:
 
         try:
             listed = members if isinstance(members, PackMembers) else [*members]
-            encoded, media = self.members.encode_all(listed, on_bad)
+            encoded, media = self.members.encode_together(listed, on_bad)
             alone = listed[0] if isinstance(listed, list) and len(listed) == 1 else None
             is_new = isinstance(alone, MemberInput) and alone.token_len is None
             widest = self._widths[-1] if self._widths else math.inf
@@ -207,16 +207,16 @@ class PackEncoder:
             except ValueError as error:
                 raise BadPack(f"{key}: {error}") from None
         pack = Pack(key, encoded, media, dropped) if encoded else None
-        return pack if self.pairs is None else self.pairs.whole(pack, listed, partial(self.encode, key))
+        return pack if self.pairs is None else self.pairs.without_broken_pairs(pack, listed, partial(self.encode, key))
 
     def batch(self, packs: Sequence[Pack]) -> PackedBatch:
         """Lay encoded packs out in one batch, in the encoder's layout. BadPack: they can't be."""
         members = [EncodedMembers.of(pack.members) for pack in packs]
         tokens = [one.tokens for one in members]
         if self.layout != "neat" or self._num_segments is not None or self.mask in ("hybrid", "prefix4d", "indexed"):
-            from energon_pack.training.refusals import refuse_unplaced
+            from energon_pack.training.refusals import refuse_trees_and_weights
 
-            refuse_unplaced(packs, self.layout, self._num_segments, self.mask)
+            refuse_trees_and_weights(packs, self.layout, self._num_segments, self.mask)
         try:
             if self.layout == "neat":
                 batch = self._neat(tokens)
@@ -225,7 +225,7 @@ class PackEncoder:
             else:
                 from energon_pack.training import megatron_layouts as layouts
 
-                make = {"thd": layouts.thd, "rows": layouts.member_rows, "mlm": layouts.mlm}[self.layout]
+                make = {"thd": layouts.thd, "rows": layouts.one_row_per_member, "mlm": layouts.mlm}[self.layout]
                 batch = PackedBatch(make(tokens[0], self._row_form_of(tokens)))
             if self._num_segments is not None:
                 from energon_pack.training.fixed_shapes import padded_boundaries
@@ -236,12 +236,12 @@ class PackEncoder:
         except ValueError as error:
             raise BadPack(f"{', '.join(pack.key for pack in packs)}: {error}") from None
         if media and self.layout == "neat":
-            batch.media_lens = tuple(batch["cu_seq_lens_q"].tolist()), joined_lens(media, members)
-        batch |= self._media(media, batch, any(map(any, (one.num_images for one in members))))
+            batch.media_lens = tuple(batch["cu_seq_lens_q"].tolist()), media_lens_of_packs(media, members)
+        batch |= self._named_media(media, batch, any(map(any, (one.num_images for one in members))))
         batch |= {
             "n_images_per_sample": self._media_counts([one.num_images for one in members]),
             "n_videos_per_sample": self._media_counts([one.num_videos for one in members]),
-            "num_tokens": sum(pack.num_own for pack in tokens),
+            "num_tokens": sum(pack.num_tokens_in_row for pack in tokens),
             "num_trained": int((batch["labels"] != IGNORE).sum()),  # a member's first token is never trained
             "sample_ids": [[*one.sample_ids] for one in members],
             "num_dropped": sum(len(pack.dropped) for pack in packs),
@@ -256,12 +256,12 @@ class PackEncoder:
     def _joined_media(self, packs: Sequence[Pack]) -> dict[str, torch.Tensor]:
         """Join the media inputs of a batch's packs; ValueError if no rule joins them."""
         try:
-            return self.members.join(pack.media for pack in packs)
+            return self.members.join_media_inputs(pack.media for pack in packs)
         except ValueError as error:
             cure = "a pack a batch (batch_size=1), or media.video=uniform: as many frames in all clips"
             raise ValueError(f"{error}; {cure}") from None
 
-    def use_tower(self, tower: "TowerInputs | None") -> None:
+    def use_tower(self, tower: "TowerInputMaker | None") -> None:
         """Precompute a vision tower's inputs for each batch in `layout=neat`; None: stop that. `guard` calls this."""
         self.tower = tower
 
@@ -271,17 +271,21 @@ class PackEncoder:
 
     def probe_tree(self, members: Sequence[Encoded]) -> "ProbeTree | None":
         """Return these samples as trees (samples that share beginnings); None: the dataset has no trees."""
-        from energon_pack.training.probe_batches import probe_tree
+        from energon_pack.training.probe_batches import make_probe_tree
 
-        return probe_tree(members, self.members.concatenate) if self.has_trees else None
+        return make_probe_tree(members, self.members.concatenate) if self.has_trees else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle only the arguments: a spawned worker makes a new encoder."""
-        return _unpickled, (self.made, self.members.media_processor.known_rules, self._options, self.tower)
+        return _unpickled, (self.made, self.members.media_processor.rules_with_findings, self._options, self.tower)
 
     def _padded_len(self, pack: Members) -> int:
         """Return how many tokens a pack's members take, each rounded up, shared tokens once."""
-        return int((-(-pack.lens // self._form.multiple) * self._form.multiple).sum()) - len(pack.ids) + pack.num_own
+        return (
+            int((-(-pack.lens // self._form.multiple) * self._form.multiple).sum())
+            - len(pack.ids)
+            + pack.num_tokens_in_row
+        )
 
     def _media_counts(self, counts: Sequence[Sequence[int]]) -> torch.Tensor:
         """Return the counts of each pack in `neat`, else those of each member."""
@@ -310,9 +314,9 @@ class PackEncoder:
             batch["attention_mask"] = batch["doc_ids"]
         return batch
 
-    def _media(self, media: dict[str, torch.Tensor], batch: PackedBatch, has_images: bool) -> dict[str, Any]:
+    def _named_media(self, media: dict[str, torch.Tensor], batch: PackedBatch, has_images: bool) -> dict[str, Any]:
         """Return the media inputs under the names that the layout's trainers use."""
-        of_tokens = {name for name in self.members.token_functions if name in batch} if media else set()
+        of_tokens = {name for name in self.members.per_token_functions if name in batch} if media else set()
         named_media: dict[str, Any] = {**media, "media_keys": sorted({*media, *of_tokens})}
         if self._dummy and not has_images:
             named_media |= {f"dummy_{name}": value for name, value in self.members.blank_image_inputs().items()}
@@ -324,7 +328,9 @@ class PackEncoder:
         return named_media
 
 
-def _unpickled(made: Mapping[str, Any], rules: InputRules, options: Any, tower: "TowerInputs | None") -> PackEncoder:
+def _unpickled(
+    made: Mapping[str, Any], rules: InputRules, options: Any, tower: "TowerInputMaker | None"
+) -> PackEncoder:
     encoder = PackEncoder(made, rules, **options)
     encoder.use_tower(tower)
     return encoder

@@ -1,7 +1,7 @@
 """Preference pairs in batches: which members are a pair, their log-probabilities, and the losses over them.
 
 logits, batch ──member_logps──► log p of each side's answer ──preference_loss──► one number, by pairs
-reference model ──write_reference_logps──► a file ──PairKeys──► `reference_logps` of a batch
+reference model ──write_reference_logps──► a file ──PairBatchKeys──► `reference_logps` of a batch
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,7 +32,7 @@ def refuse_sft_options(layout: str, options: Mapping[str, Any]) -> None:
         raise ValueError(f"{name}={asked[name]}: {SFT_REFUSED}")
 
 
-class PairKeys:
+class PairBatchKeys:
     """Makes the keys that preference pairs add to a batch: `preference_pairs`, and `reference_logps` from a file.
 
     It also keeps the pairs of a pack whole.
@@ -61,14 +61,14 @@ class PairKeys:
         keys = {"preference_pairs": pairs_in(batch["sample_ids"])}
         if self._file is None:
             return keys
-        names = np.array(_names(batch, self._parts))
+        names = np.array(_member_names(batch, self._parts))
         places = np.searchsorted(self._members, names) % max(1, len(self._members))
         if len(missing := names[self._members[places] != names] if len(self._members) else names):
             why = f"{self._file} has no reference_logps of {missing[0].decode()}"
             raise BadPack(f"{why}: write_reference_logps writes them, recipes/reference_logps.py for packs on disk")
         return {**keys, "reference_logps": torch.from_numpy(self._logps[places])}
 
-    def whole(
+    def without_broken_pairs(
         self, pack: Pack | None, members: Iterable[Any], encode: Callable[[list[Any]], Pack | None]
     ) -> Pack | None:
         """Return a pack without the other sides of its members that were dropped; None: no pair of it is left.
@@ -93,13 +93,15 @@ def write_reference_logps(path: str | PathLike[str], batches: Iterable[tuple[Map
 
     `batches`: pairs of a batch and its log-probabilities. Returns the number of members.
     """
-    logps = {name: one for batch, each in batches for name, one in zip(_names(batch), each.tolist(), strict=True)}
+    logps = {
+        name: one for batch, each in batches for name, one in zip(_member_names(batch), each.tolist(), strict=True)
+    }
     names = sorted(logps)
     np.savez(path, members=np.array(names, "S"), logps=np.array([logps[name] for name in names], np.float64))
     return len(names)
 
 
-def _names(batch: Mapping[str, Any], parts: Sequence[str] = ()) -> list[bytes]:
+def _member_names(batch: Mapping[str, Any], parts: Sequence[str] = ()) -> list[bytes]:
     """Return for each member of a batch the name of its dataset and its id.
 
     The name is the beginning of its pack's key, before a lazy dataset's epoch; that of a stream is empty.

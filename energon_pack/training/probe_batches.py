@@ -45,7 +45,7 @@ def twin_rows(members: Sequence[Encoded], mask: str) -> list[list[Encoded]]:
     return [[*members, *twins_of(members)]] if mask == "hybrid" else [[*members], twins_of(members)]
 
 
-def new_probe(model: Any, rows: Sequence[Sequence[Encoded]], mask: str) -> Probe:
+def probe_of_rows(model: Any, rows: Sequence[Sequence[Encoded]], mask: str) -> Probe:
     """Lay samples out in rows and a pad tail, as one batch to try a model with; `mask`: a value of `model.mask`.
 
     The loss covers the last sample, the third last, and so on; not the first, nor any without trained tokens.
@@ -137,7 +137,7 @@ def samples_of(samples: ProbeSamples) -> Sequence[Encoded]:
     return samples.samples if isinstance(samples, ProbeTree) else samples
 
 
-def probe_tree(members: Sequence[Encoded], joined: Callable[[Sequence[Encoded]], Encoded]) -> ProbeTree:
+def make_probe_tree(members: Sequence[Encoded], joined: Callable[[Sequence[Encoded]], Encoded]) -> ProbeTree:
     """Make samples that share beginnings: a fork in a branch, a fork before an answer, media before and after forks.
 
     Two samples are equal, one is the beginning of others, and their weights differ. `joined` concatenates samples.

@@ -16,7 +16,7 @@ from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.arguments import PreparedMedia, join_media
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.prepared import apply_medium_steps, make_clip, media_inputs
+from energon_pack.samples.media.prepared import apply_medium_steps, make_clip, processor_arguments
 from energon_pack.samples.tokens import MemberTokens, SeenMedium
 from energon_pack.templates.full_processor import full_processor, image_processor_alone, quiet_transformers
 from energon_pack.training.joining import JoinError
@@ -37,7 +37,7 @@ class ProcessorCalls:
 
     Args:
         token_outputs: outputs for each token, as far as another process knows.
-        images: `pickled_images` of another process.
+        images: `pickled_image_processor` of another process.
     """
 
     def __init__(self, rules: InputRules, token_outputs: Collection[str] = (), images: bytes = b""):
@@ -47,8 +47,8 @@ class ProcessorCalls:
     def __call__(self, members: Sequence[PreparedMedia], as_rows: bool = False) -> dict[str, Tensor]:
         """Return the media inputs, by name, of some members in one text; `as_rows`: in a text for each member."""
         every = join_media(members)
-        arguments = media_inputs(self._rules, every)
-        processor, alone = self._loaded
+        arguments = processor_arguments(self._rules, every)
+        processor, alone = self._processors
         if alone is not None:
             if other := next(
                 (KINDS[kind].nouns for kind in reversed(KINDS) if every.of_kind(kind) and kind != IMAGE.kind), ""
@@ -73,31 +73,31 @@ class ProcessorCalls:
 
     def images(self, members: Sequence[PreparedMedia], names: Collection[str]) -> dict[str, Tensor]:
         """Process only images, by the image processor without any text; return its outputs in `names`."""
-        arguments = media_inputs(self._rules, join_media(members))
+        arguments = processor_arguments(self._rules, join_media(members))
         images = join_media(members).of_kind(IMAGE.kind)
-        output = self._images(images, return_tensors="pt", **arguments.get("images_kwargs", {}))
+        output = self._image_processor(images, return_tensors="pt", **arguments.get("images_kwargs", {}))
         return _tensors({name: value for name, value in output.items() if name in names})
 
     def changed(self, change: Callable[[Any], Any], only_images: bool) -> "ProcessorCalls":
         """Return the same calls of a changed processor, or of its part for images; `change` makes it."""
         calls = copy.copy(self)
         if only_images:
-            vars(calls)["_images"] = change(self._images)
+            vars(calls)["_image_processor"] = change(self._image_processor)
         else:
-            processor, alone = self._loaded
-            vars(calls)["_loaded"] = processor and change(processor), alone and change(alone)
+            processor, alone = self._processors
+            vars(calls)["_processors"] = processor and change(processor), alone and change(alone)
         return calls
 
     @property
-    def pickled_images(self) -> bytes:
+    def pickled_image_processor(self) -> bytes:
         """The image processor, pickled: another process imports less for it than for the whole; empty: it can't be."""
         with suppress(Exception):  # its code may have no name by which it is imported
-            return pickle.dumps(self._images)
+            return pickle.dumps(self._image_processor)
         return b""
 
-    def token_functions(self) -> dict[str, TokenFunction]:
+    def per_token_functions(self) -> dict[str, TokenFunction]:
         """Return by name functions that make a model's special inputs with one value per token, from token ids."""
-        processor, _ = self._loaded
+        processor, _ = self._processors
         functions = {name: getattr(processor, f"create_{name}", None) for name in self.token_outputs - _UNUSED_OUTPUTS}
         if lost := sorted(name for name, make in functions.items() if make is None):
             raise JoinError(f"{self.name} gives {', '.join(lost)} for each token, for which packs have no place")
@@ -107,13 +107,13 @@ class ProcessorCalls:
         """Return for each token 0 (text) or the number of its kind of media; None: the processor can't tell by ids."""
         if not self._knows_types:
             return None
-        types: list[int] = self._loaded[0].create_mm_token_type_ids([ids])[0]
+        types: list[int] = self._processors[0].create_mm_token_type_ids([ids])[0]
         return types
 
     @cached_property
     def _knows_types(self) -> bool:
         try:
-            self._loaded[0].create_mm_token_type_ids([[0]])
+            self._processors[0].create_mm_token_type_ids([[0]])
         except (AttributeError, TypeError):  # a remote class, or a class that needs more than ids
             return False
         return True
@@ -121,26 +121,26 @@ class ProcessorCalls:
     @property
     def kinds(self) -> list[str]:
         """The kinds of media that this machine can process: only images without torchvision."""
-        makes = [*KINDS] if self._loaded[1] is None else [IMAGE.kind]
+        makes = [*KINDS] if self._processors[1] is None else [IMAGE.kind]
         return [kind for kind in makes if kind in self._rules.media_tokens]
 
     @property
     def name(self) -> str:
         """The processor's class name."""
-        processor, alone = self._loaded
+        processor, alone = self._processors
         return type(processor or alone).__name__
 
     @cached_property
-    def _images(self) -> Any:
+    def _image_processor(self) -> Any:
         """The image processor."""
         if self._pickled_images:
             with quiet_transformers(), suppress(Exception):  # the whole processor has it, too
                 return pickle.loads(self._pickled_images)
-        processor, alone = self._loaded
+        processor, alone = self._processors
         return alone or processor.image_processor
 
     @cached_property
-    def _loaded(self) -> tuple[Any, Any]:
+    def _processors(self) -> tuple[Any, Any]:
         """The processor and None; or None and its image processor, if the processor can't be imported."""
         try:
             return full_processor(self._rules), None

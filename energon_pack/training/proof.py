@@ -26,7 +26,14 @@ from energon_pack.training.finding import Finding, Proof
 from energon_pack.training.forward_inputs import TREE_ATTENTION, attention_of, check_inputs
 from energon_pack.training.masks import reads_prefix_whole
 from energon_pack.training.model_wrappers import class_of, configs_in
-from energon_pack.training.probe_batches import ProbeSamples, ProbeTree, new_probe, probe_of_tree, samples_of, twin_rows
+from energon_pack.training.probe_batches import (
+    ProbeSamples,
+    ProbeTree,
+    probe_of_rows,
+    probe_of_tree,
+    samples_of,
+    twin_rows,
+)
 from energon_pack.training.restored_model import full_precision
 from energon_pack.training.small_model import small_model
 from energon_pack.training.trial_inputs import SOUND_INPUTS
@@ -71,11 +78,11 @@ def prove(
 
     @cache
     def small(longest: int | None) -> Any:
-        needed = _full_size_kinds(make, config, attention) if kinds is None else kinds
+        needed = _part_kinds_at_full_size(make, config, attention) if kinds is None else kinds
         model = small_model(make, config, attention, longest, samples_of(samples), device)
         lost = needed - part_kinds_of(model)
         if lost:  # what a user set or put in is in no model of a config: the model is tried with it
-            lost &= _full_size_kinds(make, config, attention) or {one for one in lost if _SETTING not in one}
+            lost &= _part_kinds_at_full_size(make, config, attention) or {one for one in lost if _SETTING not in one}
         if lost:
             raise ValueError(f"a small copy of it has no {min(lost)}")
         return model
@@ -107,7 +114,7 @@ def masks_to_try(make: Any, config: Any, samples: ProbeSamples) -> Sequence[str]
     return ("prefix4d",) if reads_prefix_whole(make, config) else _AUTO_MASKS
 
 
-def _full_size_kinds(make: Any, config: Any, attention: str | None) -> frozenset[str]:
+def _part_kinds_at_full_size(make: Any, config: Any, attention: str | None) -> frozenset[str]:
     """Return the kinds of parts of the full-size model, built without weights; empty if that is impossible."""
     if not hasattr(make, "_from_config"):
         return frozenset()
@@ -149,7 +156,7 @@ def replaced_forwards(model: Module) -> list[str]:
 
 def parts_put_in(model: Any) -> list[str]:
     """Return the classes of a model's parts that a model made of its config has not, sorted."""
-    own = _full_size_kinds(class_of(model), model.config, attention_of(model))
+    own = _part_kinds_at_full_size(class_of(model), model.config, attention_of(model))
     return sorted(one for one in part_kinds_of(model) - own if _SETTING not in one) if own else []
 
 
@@ -220,9 +227,9 @@ def _finding_of(model: Any, samples: ProbeSamples, mask: str) -> Finding:
     with torch.set_grad_enabled(follow):
         alone: Callable[[], AbstractContextManager[None]] = nullcontext
         if isinstance(samples, ProbeTree):
-            probe, alone = probe_of_tree(model, samples), partial(_own_attention, model)
+            probe, alone = probe_of_tree(model, samples), partial(_without_tree_attention, model)
         else:
-            probe = new_probe(model, twin_rows(samples, mask), mask)
+            probe = probe_of_rows(model, twin_rows(samples, mask), mask)
         check_inputs(probe.inputs, attention_of(model))
         weights = [one for one in model.parameters() if one.requires_grad]
         short = _SHORT_MEDIA_TOLERANCE if any(one.media for one in samples_of(samples)) else _SHORT_TEXT_TOLERANCE
@@ -231,7 +238,7 @@ def _finding_of(model: Any, samples: ProbeSamples, mask: str) -> Finding:
 
 
 @contextmanager
-def _own_attention(model: Any) -> Iterator[None]:
+def _without_tree_attention(model: Any) -> Iterator[None]:
     """Run a class's own attention in place of this package's while the block runs."""
     text = model.config.get_text_config()
     before = text._attn_implementation

@@ -125,7 +125,7 @@ def hooked(part: Module, hooks: Callable[[str, Module], Sequence[RemovableHandle
 
 
 @contextmanager
-def rounded_embeddings(part: Any) -> Iterator[None]:
+def perturbed_embeddings(part: Any) -> Iterator[None]:
     """Move embeddings by about a rounding while the block runs, to see what a model makes of one."""
 
     def move(_: Module, __: Any, out: Tensor) -> Tensor:

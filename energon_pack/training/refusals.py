@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from energon_pack.training.encoded import BadPack, EncodedMembers, Member, Members, Pack
 
 
-def refuse_unplaced(packs: Sequence[Pack], layout: str, num_segments: int | None, mask: str) -> None:
+def refuse_trees_and_weights(packs: Sequence[Pack], layout: str, num_segments: int | None, mask: str) -> None:
     """Raise BadPack if members share tokens or have weights, for which a layout, or else a mask, has no place."""
     if layout == "mlm":
         refuse_weights(packs, "layout=mlm", "layout=thd and rows have: their loss_mask")

@@ -150,7 +150,7 @@ class OwnRope:
             )
         return rows[:, 0].long()
 
-    def check(self, members: Sequence[Member]) -> None:
+    def refuse_unseen_media(self, members: Sequence[Member]) -> None:
         """Raise RopeRowsError if images or videos have the same positions as text; sounds are numbered as text is."""
         for member in members:
             is_seen = bool(torch.isin(member.types, _VISUAL_TYPES).any())

@@ -16,7 +16,7 @@ from torch.nn import Module
 
 from energon_pack.training.batch_members import MemberPlaces
 from energon_pack.training.forward_inputs import tokens_of
-from energon_pack.training.media_shares import media_inputs
+from energon_pack.training.media_shares import media_inputs_in
 
 #: members of a trial: the first one in a situation, the second one, one of new sizes, and each later one
 MOST, _SOME, _OF_NEW_SIZES, _FEW = 16, 8, 4, 2
@@ -36,7 +36,7 @@ _SWITCHES = ("_active_adapter", "_disable_adapters", "merged_adapters")
 _PLAIN_TYPES = (bool, str, bytes, type(None))
 
 
-class Extent(NamedTuple):
+class TrialScope(NamedTuple):
     """What a trial tries."""
 
     #: 0: no trial
@@ -59,24 +59,24 @@ class Situation:
     @property
     def may_try(self) -> bool:
         """Whether a trial of this forward is possible: the first two are not over, or its number is one of a slot."""
-        return self.num_trials < 2 or self.num_forwards in _EARLY_SLOTS or self.num_forwards % self._slot == 0
+        return self.num_trials < 2 or self.num_forwards in _EARLY_SLOTS or self.num_forwards % self._slot_interval == 0
 
     @property
-    def _slot(self) -> int:
+    def _slot_interval(self) -> int:
         return next(every for last, every in _SLOTS if self.num_forwards <= last)
 
-    def extent(self, has_new_sizes: bool) -> Extent:
+    def trial_scope(self, has_new_sizes: bool) -> TrialScope:
         """Return what is to be tried in this forward, which `may_try`.
 
         Of later trials each fourth is whole, and each second replaces words: a backward costs two forwards, words one.
         """
-        number, every = self.num_forwards, max(_EVERY, self._slot)
+        number, every = self.num_forwards, max(_EVERY, self._slot_interval)
         if self.num_trials < 2:
-            return Extent(_SOME if self.num_trials else MOST)
+            return TrialScope(_SOME if self.num_trials else MOST)
         replaces_words = number in _EARLY_SLOTS or number % (2 * every) == 0
         if has_new_sizes:
-            return Extent(_OF_NEW_SIZES, replaces_words=replaces_words)
-        return Extent(_FEW if number % every == 0 else 0, number % (4 * every) == 0, replaces_words)
+            return TrialScope(_OF_NEW_SIZES, replaces_words=replaces_words)
+        return TrialScope(_FEW if number % every == 0 else 0, number % (4 * every) == 0, replaces_words)
 
     def count(self, shape: Sequence[int], runs: bool) -> tuple[str, bool]:
         """Count a forward that `runs`, or is only tried; return, as a size, whether one that ran had its shape.
@@ -94,7 +94,7 @@ class Situation:
         self.sizes |= sizes
 
 
-def situation_of(model: Module, part: Module, inputs: Mapping[str, Any], mask: Hashable) -> tuple[Hashable, list[Any]]:
+def situation_key(model: Module, part: Module, inputs: Mapping[str, Any], mask: Hashable) -> tuple[Hashable, list[Any]]:
     """Return a key of all that may make a forward run other code, whatever its sizes, and the objects named in it.
 
     Args:
@@ -192,7 +192,7 @@ def sizes_of(model: Module, inputs: Mapping[str, Any], members: Sequence[MemberP
         ("longest member", _magnitude(max(lengths, default=0))),
         ("is padded", sum(len(one.own) for one in members) < rows * width),
         ("has gradients", trained is not None and trained.grad is not None),
-        *((name, _magnitude(len(value))) for name, value in media_inputs(inputs).items()),
+        *((name, _magnitude(len(value))) for name, value in media_inputs_in(inputs).items()),
     }
 
 

@@ -56,7 +56,7 @@ def shrink_sizes(config: Any) -> None:
                 setattr(part, name, [min(most, number) for number in have])
         for name, have in list(vars(part).items()):
             if "feature_layer" in name and isinstance(have, (int, list, tuple)) and not isinstance(have, bool):
-                setattr(part, name, _limited_layers(have))
+                setattr(part, name, _limited_layer_indices(have))
         for old, new in _shrink_width(part, foreign - {vars(part).get(_width_name(part) or "")}).items():
             widths.setdefault(old, new)
     for part in every:
@@ -102,7 +102,7 @@ def _shrink_layers(part: Any) -> None:
                 setattr(part, key, [kept.index(i) for i in value if i in kept] or [len(kept) - 1])
 
 
-def _limited_layers(layers: int | Sequence[int]) -> int | list[int]:
+def _limited_layer_indices(layers: int | Sequence[int]) -> int | list[int]:
     """Limit layer indices to the range [-2, 1] that two layers have."""
     return max(-2, min(1, layers)) if isinstance(layers, int) else [max(-2, min(1, i)) for i in layers]
 

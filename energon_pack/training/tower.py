@@ -18,9 +18,9 @@ from energon_pack.errors import one_line
 from energon_pack.training.encoded import Encoded
 from energon_pack.training.forward_inputs import attention_of
 from energon_pack.training.host_reads import HostReads
-from energon_pack.training.masks import BOUNDARY_MARK, PROVEN_TOWERS, TOWER_PREFIX, TowerProof, tower_inputs_in
+from energon_pack.training.masks import BOUNDARY_MARK, PROVEN_TOWERS, TOWER_PREFIX, TowerInputsProof, tower_inputs_in
 from energon_pack.training.model_wrappers import class_of, is_transformers_model
-from energon_pack.training.probe_batches import new_probe, twin_rows
+from energon_pack.training.probe_batches import probe_of_rows, twin_rows
 from energon_pack.training.restored_model import full_precision
 from energon_pack.training.small_model import small_model
 
@@ -30,7 +30,7 @@ _GRID_INPUT = "grid_thw"
 _GRID_NAMES = re.compile(rf"[a-z]+_{_GRID_INPUT}")
 
 
-class TowerInputs:
+class TowerInputMaker:
     """Precomputes inputs of a vision tower (boundaries, positions) from the grids of images and videos."""
 
     def __init__(self, make: Any, config: Any):
@@ -39,9 +39,9 @@ class TowerInputs:
         #: identifies the tower's class and config
         self.config_hash = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
-    def __reduce__(self) -> tuple[type["TowerInputs"], tuple[Any, Any]]:
+    def __reduce__(self) -> tuple[type["TowerInputMaker"], tuple[Any, Any]]:
         """Pickle only the class and the config."""
-        return TowerInputs, self._class_and_config
+        return TowerInputMaker, self._class_and_config
 
     def __call__(self, media: Mapping[str, Any]) -> dict[str, Any]:
         """Return the precomputed inputs for the media of a batch.
@@ -71,14 +71,14 @@ class TowerInputs:
         return module
 
 
-def find_tower(model: Module) -> TowerInputs | None:
-    """Return the `TowerInputs` of a model; None: its vision tower takes no grids, or transformers is too old."""
+def tower_input_maker_of(model: Module) -> TowerInputMaker | None:
+    """Return the `TowerInputMaker` of a model; None: its vision tower takes no grids, or transformers is too old."""
     try:
         import transformers.exporters.utils  # noqa: F401
     except ImportError:
         return None
     part = tower_module_in(model)
-    return None if part is None else TowerInputs(class_of(part), part.config)
+    return None if part is None else TowerInputMaker(class_of(part), part.config)
 
 
 def tower_module_in(model: Module) -> Any:
@@ -92,10 +92,10 @@ _log = logging.getLogger(__name__)
 _TOLERANCE, _SHORT_TOLERANCE = 1e-6, 1e-2
 
 
-def use_tower(model: Any, encoder: Any, samples: Sequence[Encoded], mask: str) -> frozenset[str]:
+def enable_tower_inputs(model: Any, encoder: Any, samples: Sequence[Encoded], mask: str) -> frozenset[str]:
     """Let an encoder precompute a vision tower's inputs if a small model shows no difference; return their names."""
     PROVEN_TOWERS.pop(model, None)
-    tower, device = find_tower(model), model.device if model.device.type == "cuda" else torch.device("cpu")
+    tower, device = tower_input_maker_of(model), model.device if model.device.type == "cuda" else torch.device("cpu")
     if tower is None or not hasattr(encoder, "use_tower") or not any(one.media for one in samples):
         return frozenset()
     try:
@@ -118,10 +118,10 @@ def use_tower(model: Any, encoder: Any, samples: Sequence[Encoded], mask: str) -
 
 
 def try_tower(
-    model: Any, tower: TowerInputs, samples: Sequence[Encoded], mask: str, device: torch.device
-) -> TowerProof | None:
+    model: Any, tower: TowerInputMaker, samples: Sequence[Encoded], mask: str, device: torch.device
+) -> TowerInputsProof | None:
     small = small_model(class_of(model), copy.deepcopy(model.config), attention_of(model), device=device)
-    small_tower, batch = find_tower(small), new_probe(small, twin_rows(samples, mask), mask).batch
+    small_tower, batch = tower_input_maker_of(small), probe_of_rows(small, twin_rows(samples, mask), mask).batch
     if small_tower is None:
         return None
     prepared = tower_inputs_in(small_tower(batch))
@@ -139,7 +139,7 @@ def try_tower(
     results = (logits_and_gradients(small, one) for one in (inputs, {**inputs, **placed}))
     if ours.num_reads >= plain.num_reads or not _are_alike(*results):
         return None
-    return TowerProof(tower.config_hash, frozenset(prepared), bool(kept), (plain.num_reads, ours.num_reads))
+    return TowerInputsProof(tower.config_hash, frozenset(prepared), bool(kept), (plain.num_reads, ours.num_reads))
 
 
 def _moved_to(prepared: Mapping[str, Any], kept: Sequence[Tensor], device: torch.device) -> dict[str, Any]:

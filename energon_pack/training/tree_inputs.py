@@ -12,11 +12,11 @@ from torch import Tensor
 
 from energon_pack.training.forward_inputs import TREE_ATTENTION, MixingError, attention_of
 from energon_pack.training.masks import (
-    ImageMask,
+    ImageAttention,
     Outline,
     TreeTensors,
-    image_mask_of,
-    member_start_mask,
+    image_attention_of,
+    member_starts,
     outline_of,
     reads_prefix_whole,
     tree_masks,
@@ -42,7 +42,7 @@ def attention_inputs(batch: Mapping[str, Any], model: Any) -> dict[str, Any]:
     attention = attention_of(model)
     if attention == TREE_ATTENTION:
         register_tree_attention()
-        if image_mask_of(model) is not ImageMask.CAUSAL and bool((batch["mm_token_type_ids"] > 0).any()):
+        if image_attention_of(model) is not ImageAttention.CAUSAL and bool((batch["mm_token_type_ids"] > 0).any()):
             raise MixingError(
                 f"{class_of(model).__name__} sees images in both directions, for which {TREE_ATTENTION} has no place:"
                 " attn_implementation='sdpa' or 'eager' has masks for them"
@@ -114,7 +114,7 @@ def _by_layer_kind(model: Any, mask: Callable[[str], Any]) -> Any:
 
 def _additive_masks(batch: Mapping[str, Any], outline: Outline) -> dict[str, Tensor]:
     """Return additive masks by kind of layer, on the model's device."""
-    if outline.image_mask is not ImageMask.CAUSAL:
+    if outline.image_mask is not ImageAttention.CAUSAL:
         _refuse_cut_images(batch)
     names = ("tree_end", "tree_index", "doc_ids", "mm_token_type_ids")
     return tree_masks(TreeTensors(*(batch[name].to(outline.device) for name in names)), outline)
@@ -123,7 +123,7 @@ def _additive_masks(batch: Mapping[str, Any], outline: Outline) -> dict[str, Ten
 def _refuse_cut_images(batch: Mapping[str, Any]) -> None:
     """Raise MixingError if a branch begins with an image's tokens right behind another image's, seen as one image."""
     is_image, index = batch["mm_token_type_ids"] > 0, batch["tree_index"]
-    for row, place in (member_start_mask(batch["doc_ids"]) & (index > 0) & is_image).nonzero().tolist():
+    for row, place in (member_starts(batch["doc_ids"]) & (index > 0) & is_image).nonzero().tolist():
         before = (index[row, :place] == index[row, place] - 1) & (batch["tree_end"][row, :place] > place)
         if bool((is_image[row, :place] & before).any()):
             raise MixingError(f"a branch begins inside a run of image tokens, at token {place} of row {row}")

@@ -49,7 +49,7 @@ def refuse_invalid_trees(members: Sequence[Member], names: Sequence[str]) -> Non
         shared = member.shared_len
         if shared > min(len(before), len(member)):
             raise ValueError(f"{name} shares {shared} tokens with {name_before}, of {len(before)} and {len(member)}")
-        if unlike := _first_unlike(before, member):
+        if unlike := _first_unlike_input(before, member):
             raise ValueError(f"the {shared} tokens that {name} shares with {name_before} differ in their {unlike}")
     if members[0].shared_len:
         raise ValueError(f"{names[0]} shares {members[0].shared_len} tokens with a member before it, and is the first")
@@ -65,7 +65,7 @@ def refuse_invalid_trees(members: Sequence[Member], names: Sequence[str]) -> Non
             )
 
 
-def _first_unlike(before: Member, member: Member) -> str:
+def _first_unlike_input(before: Member, member: Member) -> str:
     """Return the name of the first input in which the shared tokens of two members differ; empty: none."""
     shared = member.shared_len
 

@@ -75,7 +75,7 @@ def with_all_logits(inputs: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in inputs.items() if name not in _LOGIT_INPUTS}
 
 
-def without_graphs(inputs: Mapping[str, Any]) -> dict[str, Any]:
+def detached_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the inputs; computed ones are cut from what computed them, whose only backward is the training's."""
     return {
         name: value.detach().requires_grad_() if isinstance(value, Tensor) and value.grad_fn is not None else value

@@ -15,15 +15,15 @@ from energon_pack.training.batch_members import MemberPlaces, MemberSizes, membe
 from energon_pack.training.comparison import RunOptions
 from energon_pack.training.expert_routing import has_experts
 from energon_pack.training.forward_inputs import MixingError, has_rope_rows, mask_kind_of, tokens_of
-from energon_pack.training.guarded_calls import is_compiled
+from energon_pack.training.guarded_calls import is_call_compiled
 from energon_pack.training.masks import PROVEN_TOWERS
 from energon_pack.training.media_shares import media_shares, token_types
 from energon_pack.training.members_alone import (
     MembersAlone,
     compare_with_alone,
     compared_weights,
-    kept_inputs,
     removes_ids,
+    restored_inputs,
 )
 from energon_pack.training.model_trial import (
     BF16_TOLERANCE,
@@ -38,16 +38,16 @@ from energon_pack.training.model_trial import (
 )
 from energon_pack.training.model_wrappers import class_of
 from energon_pack.training.restored_model import (
-    forward_suspended,
+    fsdp_forward_suspended,
     full_precision,
     has_flat_parameters,
     is_sharded,
     restored,
     without_dropout,
 )
-from energon_pack.training.schedule import MOST, Extent, Situation, situation_of, sizes_of
-from energon_pack.training.trial_inputs import without_graphs, without_loss
-from energon_pack.training.tried_batch import OtherInputs, TriedBatch, refuse_labels
+from energon_pack.training.schedule import MOST, Situation, TrialScope, situation_key, sizes_of
+from energon_pack.training.trial_inputs import detached_inputs, without_loss
+from energon_pack.training.tried_batch import OtherInputs, TriedBatch, refuse_misplaced_labels
 
 if TYPE_CHECKING:
     from energon_pack.training.joining import Join
@@ -58,7 +58,7 @@ _MAX_UNTRIED = 3
 
 
 @dataclass(frozen=True)
-class Door:
+class BatchHandling:
     """How batches of a guarded model are read, and how its errors end."""
 
     #: the kind of mask in a batch, from its inputs and members: batches with other kinds run other code
@@ -76,7 +76,7 @@ class Door:
 class Trials:
     """Tries one guarded model with members of its batches, and keeps the results."""
 
-    def __init__(self, model: Any, door: Door):
+    def __init__(self, model: Any, door: BatchHandling):
         """Remember the model; nothing is run yet."""
         self._model, self._door = model, door
         self._is_sharded = self._is_warned_of_memory = False
@@ -90,7 +90,7 @@ class Trials:
         self.trials: list[ModelTrial] = []
 
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]  # what is compiled is tried compiled
-    def check(self, part: Module, inputs: Mapping[str, Any]) -> None:
+    def try_if_due(self, part: Module, inputs: Mapping[str, Any]) -> None:
         """Try the model before a forward if this is due: see `Situation`.
 
         If parameters are sharded, all ranks try it at the same forward, or none does. MixingError: it mixes members.
@@ -115,25 +115,25 @@ class Trials:
         if not self._number:
             self._is_sharded = is_sharded(self._model)
         self._number += 1
-        members = self._read(inputs) if self._door.reads_each else None
-        key, kept = situation_of(self._model, part, inputs, self._door.mask_of(inputs, members))
+        members = self._read_members(inputs) if self._door.reads_each else None
+        key, kept = situation_key(self._model, part, inputs, self._door.mask_of(inputs, members))
         situation = self._situations.setdefault(key, Situation(kept))
         age = situation.count(tokens_of(inputs).shape[:2], runs=not self.tries_all)
         if not self._on_any_rank(self.tries_all or situation.may_try):
             return None
-        members = self._read(inputs) if members is None else members
+        members = self._read_members(inputs) if members is None else members
         sizes = sizes_of(self._model, inputs, members) | {age}
-        extent = Extent(MOST) if self.tries_all else situation.extent(not sizes <= situation.sizes)
+        extent = TrialScope(MOST) if self.tries_all else situation.trial_scope(not sizes <= situation.sizes)
         has_others = len({one.row for one in members}) < len(members)
         most, follows, words = (self._most_on_ranks(one if has_others or self.tries_all else 0) for one in extent)
-        extent = Extent(most, bool(follows), bool(words))
+        extent = TrialScope(most, bool(follows), bool(words))
         if self.tries_all or (extent.num_members and self._on_any_rank(has_others)):
             return self._run_trial(part, inputs, members, situation, sizes, extent)
         return None
 
-    def _read(self, inputs: Mapping[str, Any]) -> list[MemberPlaces]:
+    def _read_members(self, inputs: Mapping[str, Any]) -> list[MemberPlaces]:
         members = member_places(inputs, self.sizes)
-        refuse_labels(inputs, members)
+        refuse_misplaced_labels(inputs, members)
         return members
 
     def _run_trial(
@@ -143,9 +143,9 @@ class Trials:
         members: Sequence[MemberPlaces],
         situation: Situation,
         sizes: set[tuple[str, Any]],
-        extent: Extent,
+        extent: TrialScope,
     ) -> TrialSteps:
-        start, name, inputs = time.perf_counter(), class_of(self._model).__name__, without_graphs(inputs)
+        start, name, inputs = time.perf_counter(), class_of(self._model).__name__, detached_inputs(inputs)
         from energon_pack.training.logit_memory import warn_of_shortage  # late: only a trial needs it
 
         self._is_warned_of_memory = self._is_warned_of_memory or warn_of_shortage(name, part, inputs)
@@ -161,12 +161,12 @@ class Trials:
         edits = batch.other_inputs() if extent.replaces_words else None
         place, compared = None, None
         try:
-            with restored(part) as begin, forward_suspended(part) as call, kept_inputs(inputs):
-                pending = PendingForward(part, call, inputs, begin, self._on_any_rank, is_compiled(self._model))
+            with restored(part) as begin, fsdp_forward_suspended(part) as call, restored_inputs(inputs):
+                pending = PendingForward(part, call, inputs, begin, self._on_any_rank, is_call_compiled(self._model))
                 change = None
                 if self._on_any_rank(edits is not None):
                     change = yield from run_change(pending, edits)
-                if not self._on_any_rank(not batch.comparable):
+                if not self._on_any_rank(not batch.comparable_members):
                     compared = self._compare(pending, batch, extent)
                 is_random = compared is not None and compared.is_random
                 seconds = round(time.perf_counter() - start, 3)
@@ -193,7 +193,7 @@ class Trials:
             _log.info("%s keeps the members of %s apart: %s (%.2g s)", name, self.name, trial, trial.seconds)
         yield None
 
-    def _compare(self, pending: PendingForward, batch: TriedBatch, extent: Extent) -> MembersAlone:
+    def _compare(self, pending: PendingForward, batch: TriedBatch, extent: TrialScope) -> MembersAlone:
         """Compare members of a batch with their runs alone; on no rank with gradients if on one nothing is trained."""
         part, inputs = pending.part, pending.inputs
         follows, most = torch.is_grad_enabled() and extent.compares_gradients, extent.num_members
@@ -260,11 +260,11 @@ class Trials:
         return int(every)
 
 
-def pack_door(joins: "Mapping[str, Join]") -> Door:
+def pack_batch_handling(joins: "Mapping[str, Join]") -> BatchHandling:
     """Return the door of batches of packs: their masks are made here, and their members lie where positions say."""
     advice = (
         "What was put into this model, hooked to it or patched has to keep members apart, as its class does: leave"
         " that out, or train on unpacked samples"
     )
     hint = " (guard(…, first_batch=False) trains it all the same)"
-    return Door(lambda inputs, _: mask_kind_of(inputs), lambda _: advice, joins, bypass_hint=hint)
+    return BatchHandling(lambda inputs, _: mask_kind_of(inputs), lambda _: advice, joins, bypass_hint=hint)

@@ -61,12 +61,12 @@ class TriedBatch:
         return any(len(one.own) < len(one.places) for one in self.members)
 
     @property
-    def comparable(self) -> list[int]:
+    def comparable_members(self) -> list[int]:
         """Numbers of the members whose inputs alone are known: all, or where media may be anybody's, those of words."""
         every = range(len(self.members))
         if not self.shares.open_names or self.types is None:
             return [] if self.shares.open_names else [*every]
-        return [number for number in every if not bool(self.members[number].cut(self.types).any())]
+        return [number for number in every if not bool(self.members[number].select(self.types).any())]
 
     def probe(self, most: int, keeps_positions: bool, follows: bool) -> Probe:
         """Return at most so many members as samples, each to be compared with its run alone; a random half is trained.
@@ -76,11 +76,11 @@ class TriedBatch:
             follows: gradients are compared.
         """
         labels = [self._labels(one) for one in self.members]
-        drawn = self._drawn(most)
+        drawn = self._draw_members(most)
         trained = [number for number in drawn if bool((labels[number] != IGNORE).any())]
-        in_loss = self._half(trained) if follows else []
+        in_loss = self._draw_in_loss(trained) if follows else []
         inputs = without_loss(self.inputs) | flag_inputs(self.inputs)
-        parts = [self.shares.parts(number, self.inputs) for number in range(len(self.members))]
+        parts = [self.shares.of_member(number, self.inputs) for number in range(len(self.members))]
         leaves = [differentiable_copies(part) if follows and not self._has_trees else {} for part in parts]
         for name in sorted({name for part in leaves for name in part}):
             inputs[name] = torch.cat([part[name] for part in leaves if name in part], self.shares.ends[name][0])
@@ -97,9 +97,9 @@ class TriedBatch:
 
         return Probe(self._batch_of_labels(placed), placed, inputs, inputs_alone)
 
-    def _drawn(self, most: int) -> list[int]:
+    def _draw_members(self, most: int) -> list[int]:
         """Draw members: of each row the last, the first and one between; one with each kind of media; the shortest."""
-        usable = self.comparable
+        usable = self.comparable_members
         if len(usable) <= most:
             return usable
         self.random.shuffle(usable)
@@ -109,12 +109,12 @@ class TriedBatch:
         for number in sorted(usable):
             rows.setdefault(self.members[number].row, []).append(number)
         shortest = min(usable, key=lambda number: len(self.members[number].places))
-        kinds = {frozenset(self.shares.parts(number, self.inputs)): number for number in usable}
+        kinds = {frozenset(self.shares.of_member(number, self.inputs)): number for number in usable}
         places = [[row[-1] for row in rows.values()], [row[0] for row in rows.values()], [shortest], kinds.values()]
         places.append([self.random.choice(row[1:-1]) for row in rows.values() if len(row) > 2])
         return [*dict.fromkeys([number for some in places for number in some] + usable)][:most]
 
-    def _half(self, trained: list[int]) -> list[int]:
+    def _draw_in_loss(self, trained: list[int]) -> list[int]:
         """Draw the members that have a part in the loss: half of them, of two rows if there are two; in trees one."""
         if len(trained) < 2 or self._has_trees:  # tokens of several samples have several losses
             return trained[:1]
@@ -128,9 +128,9 @@ class TriedBatch:
         """Return a member's labels [L], not shifted; in a batch without labels all of its tokens but the first."""
         shifted, labels = self.inputs.get("shift_labels"), self.inputs.get("labels")
         if shifted is not None:
-            own = torch.nn.functional.pad(member.cut(shifted)[:-1].long(), (1, 0), value=IGNORE)
+            own = torch.nn.functional.pad(member.select(shifted)[:-1].long(), (1, 0), value=IGNORE)
         elif labels is not None:
-            own = member.cut(labels).long()
+            own = member.select(labels).long()
         else:
             own = self._ids(member)
         begins = torch.nn.functional.pad(member.places.diff() != 1, (1, 0), value=True).to(own.device)
@@ -138,12 +138,12 @@ class TriedBatch:
 
     def _ids(self, member: MemberPlaces) -> Tensor:
         ids = self.inputs.get("input_ids")
-        return member.places + 1 if ids is None else member.cut(ids).long()
+        return member.places + 1 if ids is None else member.select(ids).long()
 
     def _sample(self, number: int, labels: Tensor, media: dict[str, Tensor]) -> Encoded:
         member, shape = self.members[number], tokens_of(self.inputs).shape[:2]
         rows = {
-            name: member.cut(value)
+            name: member.select(value)
             for name, value in self.inputs.items()
             if isinstance(value, Tensor)
             and value.shape[:2] == shape
@@ -151,7 +151,7 @@ class TriedBatch:
             and not is_layout_input(name)
         }
         ids = self._ids(member)
-        types = torch.zeros_like(ids) if self.types is None else member.cut(self.types)
+        types = torch.zeros_like(ids) if self.types is None else member.select(self.types)
         return Encoded(f"member {number}", Member(ids, labels, types, None, rows), media)
 
     def _batch_of_labels(self, placed: Sequence[PlacedSample]) -> PackedBatch:
@@ -168,7 +168,7 @@ class TriedBatch:
         member = self.members[int(sample.sample_id.rpartition(" ")[2])]
         inputs = plain_inputs(self.part, sample, self.config, tokens_of(self.inputs).device)
         if self.inputs.get("input_ids") is None:
-            inputs["inputs_embeds"] = member.cut(self.inputs["inputs_embeds"])[None]
+            inputs["inputs_embeds"] = member.select(self.inputs["inputs_embeds"])[None]
             del inputs["input_ids"]
         positions = self.inputs.get("position_ids")
         if keeps_positions and isinstance(positions, Tensor) and positions.dim() == 3:
@@ -235,7 +235,7 @@ class TriedBatch:
         return made
 
 
-def refuse_labels(inputs: Mapping[str, Any], members: Sequence[MemberPlaces]) -> None:
+def refuse_misplaced_labels(inputs: Mapping[str, Any], members: Sequence[MemberPlaces]) -> None:
     """Raise MixingError if labels train a token outside of members, or a first token: another member predicts it."""
     is_shifted = inputs.get("shift_labels") is not None
     if (labels := inputs.get("shift_labels" if is_shifted else "labels")) is None:

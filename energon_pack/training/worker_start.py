@@ -24,12 +24,12 @@ class Tried(Protocol):
 _waiting: "weakref.WeakSet[Tried]" = weakref.WeakSet()
 
 
-def try_before_workers(one: Tried) -> None:
+def schedule_try_at_fork(one: Tried) -> None:
     """Let this be tried when a loader forks its first worker."""
     _waiting.add(one)
 
 
-def prepare_worker() -> None:
+def keep_worker_memory() -> None:
     """Let a worker of a loader keep the memory that it frees for later packs; in another process, do nothing."""
     if get_worker_info() is not None:
         from energon_pack.training.kept_memory import keep_pages  # only a worker needs it

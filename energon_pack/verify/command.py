@@ -30,7 +30,7 @@ from energon_pack.run.console import say
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.progress import Progress
-from energon_pack.run.stores.requests import raising_store_errors
+from energon_pack.run.stores.requests import reraising_store_errors
 from energon_pack.run.workshop import Workshop
 from energon_pack.samples.flavors import flavor_by_name
 from energon_pack.samples.flavors.base import PackedFlavor
@@ -45,8 +45,8 @@ from energon_pack.verify.source_checks import (
     read_draw_settings,
     read_settings,
     read_source_samples,
-    saved_template,
-    trusted_map,
+    template_in_temp_folder,
+    trusted_map_step,
     unaccounted_samples,
 )
 from energon_pack.verify.totals import Ledger, check_totals
@@ -70,7 +70,7 @@ class Options:
 _DEFAULTS = Options()
 
 
-@raising_store_errors()
+@reraising_store_errors()
 def verify(dataset: str | Path, options: Options = _DEFAULTS) -> Findings:
     """Check a packed dataset, given by its folder or address, and return its defects.
 
@@ -98,7 +98,11 @@ def _run_checks(folder: DatasetFolder, options: Options, findings: Findings) -> 
         findings.notes += [f"{why}: only their tokens are compared with the source"] * (paths is not None)
     source = None if paths is None else find_source(folder, stated.report, paths, options.media_root, options.media_map)
     how = options.processor, options.trust_remote_code
-    with nullcontext() if source is None else saved_template(folder, stated.report, *how, findings) as template_folder:
+    with (
+        nullcontext()
+        if source is None
+        else template_in_temp_folder(folder, stated.report, *how, findings) as template_folder
+    ):
         jobs = list(_jobs(stated, source, template_folder, options))
         num_jobs = max(len(jobs), len(source.shards) if source else 0)
         with LocalExecutor(1 if num_jobs < 2 else options.num_workers) as executor:  # a single job needs no process
@@ -152,7 +156,7 @@ def _open_plan(folder: DatasetFolder, findings: Findings) -> PlanFile | None:
 
 
 def _jobs(stated: Claims, source: Source | None, template_folder: str | None, options: Options) -> Iterator[VerifyJob]:
-    shares, seed = _split_shares(stated.manifest)
+    shares, seed = _split_shares_and_seed(stated.manifest)
     packing = value_at(stated.manifest, "content", "packing")
     decoded = stated.report.get("files_decoded") or ()
     shards = source.shards if source is not None else ()
@@ -161,7 +165,7 @@ def _jobs(stated: Claims, source: Source | None, template_folder: str | None, op
     root = source.root if source is not None and is_reference else None
     read, num_ids = read_settings(stated.manifest), checks.num_ids_of(stated.folder)
     if source is not None:
-        read = replace(read, map=trusted_map(stated.manifest, options.map))
+        read = replace(read, map=trusted_map_step(stated.manifest, options.map))
     sums = [] if why_unusable(stated.folder, stated.manifest) else [f"{META_FOLDER}/{MEDIA_SUMS_FILE}"]
     media = DatasetMedia(stated.folder.path, root, whole=options.decode or source is not None)
     for name in stated.folder.shards:
@@ -186,7 +190,7 @@ def _jobs(stated: Claims, source: Source | None, template_folder: str | None, op
         )
 
 
-def _split_shares(manifest: dict[str, Any]) -> tuple[tuple[float, ...], int]:
+def _split_shares_and_seed(manifest: dict[str, Any]) -> tuple[tuple[float, ...], int]:
     """Return the share of samples of each split, and the seed that draws the split of each sample by its id.
 
     No shares: the manifest is damaged, or `packing.share` puts samples with the same medium into one split.
@@ -206,12 +210,15 @@ def _check_dataset(stated: Claims, shards: list[VerifiedShard], ledger: Ledger, 
     packed = checks.packed_hashes(shards)
     name = folder.name
     findings.add(
-        "files", name, checks.check_files(folder, prefix if isinstance(prefix, str) else "packed"), len(folder.names)
+        "files",
+        name,
+        checks.check_file_names(folder, prefix if isinstance(prefix, str) else "packed"),
+        len(folder.names),
     )
     findings.add(
         "keys", name, checks.check_keys(folder, shards, stated.plan), sum(len(shard.pack_hashes) for shard in shards)
     )
-    findings.add("samples", name, checks.check_samples(folder, shards), len(packed))
+    findings.add("samples", name, checks.check_each_sample_once(folder, shards), len(packed))
     findings.add("ledger", LEDGER, ledger.find_defects(packed), ledger.reasons.total())
     findings.add("metadata", META_FOLDER, checks.check_metadata(folder, stated.report, manifest, shards), len(shards))
     findings.add("totals", name, check_totals(stated.report, manifest, shards, ledger))

@@ -26,7 +26,7 @@ from energon_pack.samples.flavors import find_packed_flavor, reading_problem
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.input_rules import INPUTS_FILE, TRIAL_FILE
 from energon_pack.sources.tar import TarScan
-from energon_pack.verify.findings import Hashes, hashes_of, joined_hashes, names_with, repeated_hashes
+from energon_pack.verify.findings import Hashes, joined_hashes, name_hashes, names_with, repeated_hashes
 from energon_pack.verify.pack_checks import samples_in_pack
 from energon_pack.verify.shard_checks import VerifiedShard, read_packs
 
@@ -44,7 +44,7 @@ _PARTS_QUERY = (
 _SHARDS_QUERY = "SELECT tar_file_id FROM samples UNION SELECT tar_file_id FROM sample_parts"
 
 
-def check_files(folder: DatasetFolder, prefix: str) -> Iterator[str]:
+def check_file_names(folder: DatasetFolder, prefix: str) -> Iterator[str]:
     """Yield files that are missing, or do not belong in a packed dataset. `prefix`: that of its shards' names."""
     names = set(folder.names)
     yield from (f"{name} is missing" for name in sorted(REQUIRED_FILES - names))
@@ -56,7 +56,7 @@ def check_files(folder: DatasetFolder, prefix: str) -> Iterator[str]:
             yield f"{name} is none of a packed dataset's files"
         elif name.endswith(".idx") and name.removesuffix(".idx") not in names:
             yield f"{name} is there without its shard"
-    yield from (f"{name} is a folder" for name in folder.other_folders)
+    yield from (f"{name} is a folder" for name in folder.other_subfolders)
 
 
 def _processor_hashes(folder: DatasetFolder) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def check_metadata(
         yield f"{MANIFEST} has fingerprint={quote(fingerprint)}"
     if why := reading_problem(manifest):
         yield f"{MANIFEST}: {why}"
-    yield from check_counts(folder, manifest, shards)
+    yield from check_pack_counts(folder, manifest, shards)
     yield from _changed_files(folder, manifest, report)
     if folder.has(f"{META_FOLDER}/{INDEX_NAME}"):
         yield from check_sqlite(folder, [shard.name for shard in shards])
@@ -117,7 +117,9 @@ def check_metadata(
     yield from _check_dataset_yamls(folder, manifest)
 
 
-def check_counts(folder: DatasetFolder, manifest: Mapping[str, Any], shards: Sequence[VerifiedShard]) -> Iterator[str]:
+def check_pack_counts(
+    folder: DatasetFolder, manifest: Mapping[str, Any], shards: Sequence[VerifiedShard]
+) -> Iterator[str]:
     """Yield shards for which `.info.json` or `.info.yaml` has a wrong number of packs, and defects of `split.yaml`."""
     num_packs = {shard.name: len(shard.pack_hashes) for shard in shards}
     for name in (".info.json", ".info.yaml"):
@@ -251,7 +253,7 @@ def check_keys(folder: DatasetFolder, shards: Sequence[VerifiedShard], plan: Pla
     if plan is None:
         return
     try:
-        planned = joined_hashes([hashes_of(map(str, dict.fromkeys(column))) for (column,) in plan.columns("pack")])
+        planned = joined_hashes([name_hashes(map(str, dict.fromkeys(column))) for (column,) in plan.columns("pack")])
         missing = np.setdiff1d(planned, packs)
         if len(missing):
             in_plan = (str(key) for (column,) in plan.columns("pack") for key in column)
@@ -260,13 +262,13 @@ def check_keys(folder: DatasetFolder, shards: Sequence[VerifiedShard], plan: Pla
         yield str(error)
 
 
-def check_samples(folder: DatasetFolder, shards: Sequence[VerifiedShard]) -> Iterator[str]:
+def check_each_sample_once(folder: DatasetFolder, shards: Sequence[VerifiedShard]) -> Iterator[str]:
     """Yield samples that are in packs twice, and cut samples that lack a part or have one twice."""
     parts: dict[str, list[str]] = {}
     for shard in shards:
         for sample, numbers in shard.cut_parts.items():
             parts.setdefault(sample, []).extend(numbers)
-    if len(twice := repeated_hashes(joined_hashes([*(shard.sample_hashes for shard in shards), hashes_of(parts)]))):
+    if len(twice := repeated_hashes(joined_hashes([*(shard.sample_hashes for shard in shards), name_hashes(parts)]))):
         packs = (pack for shard in shards for _, pack, _ in read_packs(folder, shard.name))
         all_samples = (sample for pack in packs for sample, _ in samples_in_pack(pack, None))
         yield from (f"{sample} is there twice" for sample in names_with(twice, all_samples))
@@ -280,4 +282,4 @@ def check_samples(folder: DatasetFolder, shards: Sequence[VerifiedShard]) -> Ite
 def packed_hashes(shards: Sequence[VerifiedShard]) -> Hashes:
     """Return the hashes of all samples that are in packs, whole or in parts."""
     cut = {sample for shard in shards for sample in shard.cut_parts}
-    return joined_hashes([*(shard.sample_hashes for shard in shards), hashes_of(cut)])
+    return joined_hashes([*(shard.sample_hashes for shard in shards), name_hashes(cut)])

@@ -92,14 +92,14 @@ class Findings:
         return sorted(chosen, key=lambda defect: order.index(defect.check))
 
 
-def hash_of(name: str) -> int:
+def name_hash(name: str) -> int:
     """Return a 64-bit hash of a name: hashes of all samples fit into memory, and their names do not."""
     data = name.encode(errors="surrogatepass")
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
 
 
-def hashes_of(names: Iterable[str]) -> Hashes:
-    return np.fromiter(map(hash_of, names), np.uint64)
+def name_hashes(names: Iterable[str]) -> Hashes:
+    return np.fromiter(map(name_hash, names), np.uint64)
 
 
 def joined_hashes(arrays: Sequence[npt.ArrayLike]) -> Hashes:
@@ -110,7 +110,7 @@ def names_with(values: Hashes, names: Iterable[str]) -> Iterator[str]:
     """Yield the names whose hashes are among `values`, each once."""
     unseen = set(values.tolist())
     for name in names:
-        if unseen and (value := hash_of(name)) in unseen:
+        if unseen and (value := name_hash(name)) in unseen:
             unseen.remove(value)
             yield name
 

@@ -30,7 +30,7 @@ def check_checksums(file: Bytes, pack: Pack, expected: Sequence[int]) -> Iterato
     """
     parts: list[Part | None] = [*held_media(pack)]
     if len(parts) != len(expected):
-        parts = [pack.parts.get(name) for name in pack.own_part_names]
+        parts = [pack.parts.get(name) for name in pack.distinct_part_names]
     if len(parts) != len(expected):
         yield f"it has {len(parts)} media, {len(expected)} were packed"
         return

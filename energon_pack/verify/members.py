@@ -41,7 +41,7 @@ def compare_members(
     """Compare each member of a pack with the sample of the source that its row of the plan names.
 
     Args:
-        file: holds all parts of the pack, as `file_with_media` returns it.
+        file: holds all parts of the pack, as `shard_with_referenced_media` returns it.
         members: the rows of the plan for the pack.
         shards: the shards of the source by name; `sources` reads them.
         again: the packed tokens of each member, and the template that makes them anew; None: tokens are not compared.
@@ -51,19 +51,19 @@ def compare_members(
     """
     for index, member in enumerate(members):
         shard = shards.get(member.shard)
-        if shard is None or not is_within_shard(member, shard):
+        if shard is None or not member_lies_within_shard(member, shard):
             why = "the source has no shard" if shard is None else "it would lie beyond the end of the shard"
             yield "source text", member.sample_id, [f"{why} {quote(member.shard)}"]
             continue
         try:
-            sample = sources.with_headers(member, sources.read(member, settings))
+            sample = sources.with_media_headers(member, sources.read_without_media(member, settings))
             content = conversation(sample, pack.flavor)
             parts = media_parts(sample, content)
         except (PackError, Skip, OSError, IndexError) as error:  # IndexError: it lacks the turn at which it is cut
             yield "source text", member.sample_id, [_error_text(error)]
             parts = [*member.parts]
         else:
-            packed = next(iter((pack.members or [])[index : index + 1]), None)
+            packed = next(iter((pack.json_of_members or [])[index : index + 1]), None)
             expected = pack.flavor.member_value(index, content)
             if packed is not None or MESSAGES_FIELD not in pack.flavor.optional:
                 yield "source text", member.sample_id, _text_differences(packed, expected)
@@ -83,7 +83,7 @@ def _error_text(error: Exception) -> str:
     return str(error)
 
 
-def is_within_shard(member: PlanRow, shard: Shard) -> bool:
+def member_lies_within_shard(member: PlanRow, shard: Shard) -> bool:
     """Tell whether a member's JSON and parts lie within its source shard, as they should; a plan may be damaged."""
     record = member.record_offset, member.record_size
     if shard.media_root is not None:  # media are files of their own

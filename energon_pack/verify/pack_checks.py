@@ -39,7 +39,7 @@ def check_parts(pack: Pack) -> Iterator[str]:
     yield from (f"{part.name} holds no bytes of its own" for part in pack.files.parts if part.size < 0)
     if pack.part_names is None:
         return
-    expected = ["json", TOKENS_PART, *pack.own_part_names]
+    expected = ["json", TOKENS_PART, *pack.distinct_part_names]
     counts, expected_counts = Counter(names), Counter(expected)
     for name in {**counts, **expected_counts}:
         if counts[name] != expected_counts[name]:
@@ -110,7 +110,7 @@ def check_media_format(pack: Pack, name: str, head: bytes) -> Iterator[str]:
         yield f"{line}, not of the kind {expected}"
 
 
-def check_messages(pack: Pack, expected: bool) -> Iterator[str]:
+def check_has_messages(pack: Pack, expected: bool) -> Iterator[str]:
     """Check whether a pack's JSON holds conversations. `expected`: the dataset's setting `output.messages`."""
     if MESSAGES_FIELD in pack.flavor.optional and pack.fields and (MESSAGES_FIELD in pack.fields) != expected:
         has = "no" if expected else "it has"
@@ -119,7 +119,7 @@ def check_messages(pack: Pack, expected: bool) -> Iterator[str]:
 
 def check_placeholders(pack: Pack) -> Iterator[str]:
     """Check that conversations are as packing writes them, and that their placeholders match the media."""
-    for index, member in enumerate(pack.members or ()):
+    for index, member in enumerate(pack.json_of_members or ()):
         try:
             messages = pack.flavor.messages(member)
             stored = parse_record({"messages": messages}, STORED_SETTINGS).messages
@@ -249,6 +249,6 @@ def samples_in_pack(pack: Pack, members: Sequence[PlanRow] | None) -> Iterator[t
     ids = pack.meta.get("sample_ids", ())
     if members is not None and [member.sample_id for member in members] == ids:
         for member in members:
-            yield member.sample, member.cut.part if member.cut else None
+            yield member.sample_name, member.cut.part if member.cut else None
         return
     yield from map(split_member_id, ids)

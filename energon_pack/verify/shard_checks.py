@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from energon_pack.dataset.files import PlanFile, PlanRow, PlanRows
+from energon_pack.dataset.files import PlanFile, PlanRow, PlanRowLookup
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.media_sums import MediaSums, open_sums
 from energon_pack.dataset.pack_files import PackFiles, packs_in
-from energon_pack.dataset.pack_json import Pack, file_with_media, parse_pack, read_written_tokens
+from energon_pack.dataset.pack_json import Pack, parse_pack, read_written_tokens, shard_with_referenced_media
 from energon_pack.dataset.source_media import DatasetMedia
 from energon_pack.dataset.sources import Sources
 from energon_pack.errors import PackError
 from energon_pack.plan.splits import SPLITS, split_numbers
-from energon_pack.run.stores.requests import raising_store_errors
+from energon_pack.run.stores.requests import reraising_store_errors
 from energon_pack.run.workshop import Workshop
 from energon_pack.samples.bytes import Bytes
 from energon_pack.samples.flavors import DEFAULT_FLAVOR
@@ -33,9 +33,9 @@ from energon_pack.sources.storage import with_bytes_read
 from energon_pack.sources.tar import TarScan
 from energon_pack.templates.processor import load_saved_template
 from energon_pack.verify import pack_checks as checks
-from energon_pack.verify.findings import Findings, hash_of
+from energon_pack.verify.findings import Findings, name_hash
 from energon_pack.verify.media_checks import check_checksums, check_decoding, held_media
-from energon_pack.verify.members import compare_members, is_within_shard
+from energon_pack.verify.members import compare_members, member_lies_within_shard
 
 #: How many packs, and bytes of packs, are checked together. The rows of the plan for all of them are held at once,
 #: and their bytes are still in memory when they are read after their headers.
@@ -84,14 +84,14 @@ class VerifiedShard:
 
     def add(self, pack: Pack, members: list[PlanRow] | None, job: VerifyJob) -> None:
         """Add the counts and hashes of a pack. `members`: the pack's rows of the plan; None: there are none."""
-        self.pack_hashes.append(hash_of(pack.files.key))
+        self.pack_hashes.append(name_hash(pack.files.key))
         samples = list(checks.samples_in_pack(pack, members))
         if job.split_shares:
             numbers = split_numbers((sample for sample, _ in samples), job.split_shares, job.seed)
             self.splits |= {SPLITS[number] for number in numbers.tolist()}
         for sample, part in samples:
             if part is None:
-                self.sample_hashes.append(hash_of(sample))
+                self.sample_hashes.append(name_hash(sample))
             else:
                 self.cut_parts.setdefault(sample, []).append(part)
         self.num_members += len(pack.sample_ids)
@@ -115,13 +115,13 @@ def verify_shards(jobs: Sequence[VerifyJob], findings: Findings, workshop: Works
     return shards
 
 
-@raising_store_errors()
+@reraising_store_errors()
 def verify_shard(job: VerifyJob) -> VerifiedShard:
     """Check the tar, the index, and each pack of one shard; runs in a worker."""
     warnings.filterwarnings("ignore", module="PIL")  # about odd EXIF and the like
     findings = Findings(job.max_defects)
     shard = VerifiedShard(job.name, findings)
-    plan = None if job.plan is None else PlanRows(job.plan)
+    plan = None if job.plan is None else PlanRowLookup(job.plan)
     try:
         with (
             job.folder.open(job.name) as file,
@@ -146,7 +146,7 @@ def verify_shard(job: VerifyJob) -> VerifiedShard:
 def _comparable_members(job: VerifyJob, members: list[PlanRow]) -> list[tuple[PlanRow, int]]:
     """Return the members that can be compared with the source, as `Sources.read_ahead` takes them (checksum 0)."""
     shards = job.source or {}
-    return [(row, 0) for row in members if row.shard in shards and is_within_shard(row, shards[row.shard])]
+    return [(row, 0) for row in members if row.shard in shards and member_lies_within_shard(row, shards[row.shard])]
 
 
 def _verify_pack(
@@ -160,13 +160,13 @@ def _verify_pack(
 ) -> None:
     findings, where = shard.findings, f"{job.name}: {files.key}"
     pack, defects = parse_pack(files, _read_json(file, files), job.flavor)
-    findings.add("json", where, [*defects, *checks.check_messages(pack, job.has_messages)])
-    parts = file_with_media(file, pack, job.media)
+    findings.add("json", where, [*defects, *checks.check_has_messages(pack, job.has_messages)])
+    parts = shard_with_referenced_media(file, pack, job.media)
     members = rows.get(files.key) if rows is not None else None
     shard.add(pack, members, job)
     _check_pack(job, pack, members, findings)
     tokens = _read_tokens(file, pack, findings, where, job.num_ids)
-    _check_sums(parts, pack, sums, shard)
+    _check_media_checksums(parts, pack, sums, shard)
     _check_media(parts, job, pack, findings)
     if rows is not None:
         findings.add("plan", where, [*checks.check_plan(pack, members), *checks.check_pairs(pack, members)])
@@ -212,7 +212,7 @@ def read_packs(
     with folder.open(name) as file:
         for files in packs_in(TarScan(file)):
             pack, defects = parse_pack(files, _read_json(file, files), flavor)
-            yield file_with_media(file, pack, media), pack, defects
+            yield shard_with_referenced_media(file, pack, media), pack, defects
 
 
 def _read_json(file: Bytes, files: PackFiles) -> bytes | None:
@@ -248,11 +248,11 @@ def _check_index(job: VerifyJob, shard: VerifiedShard) -> Iterator[str]:
 
 
 def _plan_rows(
-    plan: PlanRows, job: VerifyJob, group: list[PackFiles], findings: Findings
+    plan: PlanRowLookup, job: VerifyJob, group: list[PackFiles], findings: Findings
 ) -> dict[str, list[PlanRow]] | None:
     """Return the plan's rows of a group of packs, by the pack's key; None: the plan can't be read."""
     try:
-        return plan.members({files.key for files in group})
+        return plan.rows_of_packs({files.key for files in group})
     except PackError as error:
         findings.add("plan", job.name, [str(error)], 0)
         return None
@@ -261,13 +261,13 @@ def _plan_rows(
 def _check_pack(job: VerifyJob, pack: Pack, members: list[PlanRow] | None, findings: Findings) -> None:
     where = f"{job.name}: {pack.files.key}"
     findings.add("parts", where, checks.check_parts(pack), len(pack.files.parts))
-    findings.add("placeholders", where, checks.check_placeholders(pack), len(pack.members or ()))
+    findings.add("placeholders", where, checks.check_placeholders(pack), len(pack.json_of_members or ()))
     findings.add("sums", where, checks.check_total_token_len(pack))
     findings.add("capacity", where, checks.check_capacity(pack, job.packing, members))
     findings.add("fingerprint", where, checks.check_fingerprint(pack, job.fingerprint))
 
 
-def _check_sums(file: Bytes, pack: Pack, sums: MediaSums | None, shard: VerifiedShard) -> None:
+def _check_media_checksums(file: Bytes, pack: Pack, sums: MediaSums | None, shard: VerifiedShard) -> None:
     """Compare the media that a pack holds with their checksums; count those that have none."""
     number = len(held_media(pack))
     expected = None if sums is None else sums.of_pack(pack.files.key)

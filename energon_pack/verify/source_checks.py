@@ -14,14 +14,14 @@ from energon_pack.config.output_dir import cache_folder
 from energon_pack.dataset.files import value_at
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.input_rules_file import OtherTokenizer
-from energon_pack.dataset.manifest import REPORT, path_when_packed, processor_folder
+from energon_pack.dataset.manifest import REPORT, packing_processor_folder, resolve_packing_path
 from energon_pack.dataset.packing_template import load_template
 from energon_pack.dataset.source_media import source_root
 from energon_pack.errors import PackError, one_line, quote
 from energon_pack.plan.settings import MAX_EPOCHS
 from energon_pack.run.address import lies_in, tidy_address
-from energon_pack.run.plain_data import node_of
-from energon_pack.run.stores.requests import raising_store_errors
+from energon_pack.run.plain_data import dataclass_from_plain
+from energon_pack.run.stores.requests import reraising_store_errors
 from energon_pack.run.workshop import Workshop
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.user_map import name_with_hash
@@ -32,7 +32,7 @@ from energon_pack.sources.sample_ratio import copy_numbers, drawn_keys
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import folder_of, path_in
-from energon_pack.verify.findings import Findings, Hashes, hashes_of, joined_hashes, names_with
+from energon_pack.verify.findings import Findings, Hashes, joined_hashes, name_hashes, names_with
 
 Settings = TypeVar("Settings", bound=ReadSettings)
 
@@ -64,44 +64,44 @@ def find_source(
         elif stated is None:
             path = demo_folders(folder, report)[0]
         elif isinstance(stated, str):
-            path = _present_path(folder, report, stated)
+            path = _path_now(folder, report, stated)
         elif isinstance(stated, list) and all(isinstance(entry, str) for entry in stated):
-            path = [_present_path(folder, report, entry) for entry in stated]
+            path = [_path_now(folder, report, entry) for entry in stated]
         else:
             raise PackError(f"{folder}/{REPORT} has config.source.path={quote(stated)}: --source PATH says where it is")
-    asked, root = _settings_from(SourceConfig, {"format": "wds", **settings}), settings.get("media_root")
+    asked, root = _settings_from_texts(SourceConfig, {"format": "wds", **settings}), settings.get("media_root")
     if media_root is None and isinstance(root, str):
-        media_root = path_when_packed(report, root) if paths else _present_path(folder, report, root)
+        media_root = resolve_packing_path(report, root) if paths else _path_now(folder, report, root)
     asked.media_root, asked.remote_media = media_root, settings.get("remote_media") is True
     asked.datasets, asked.media_map = settings.get("datasets"), media_map or settings.get("media_map")
     try:
-        return source_path.find_source(asked, path, path_when_packed(report, "."))
+        return source_path.find_source(asked, path, resolve_packing_path(report, "."))
     except PackError as error:
         raise PackError(f"{error} (--source PATH says where it is now, --media-root where its media are)") from None
 
 
 def _mixture_now(folder: DatasetFolder, report: Mapping[str, Any], mixture: dict[str, Any]) -> dict[str, Any]:
-    """Return the entries of a mixture in the config, with each path replaced by `_present_path`."""
+    """Return the entries of a mixture in the config, with each path replaced by `_path_now`."""
     entries = {name: {**item} for name, item in mixture.items() if isinstance(item, dict)}
     for item in entries.values():
         for key in ("path", "media_root"):
             if isinstance(item.get(key), str):
-                item[key] = _present_path(folder, report, item[key])
+                item[key] = _path_now(folder, report, item[key])
             elif isinstance(item.get(key), list):
-                item[key] = [_present_path(folder, report, str(path)) for path in item[key]]
+                item[key] = [_path_now(folder, report, str(path)) for path in item[key]]
     return entries
 
 
-def _present_path(folder: DatasetFolder, report: Mapping[str, Any], path: str) -> str:
+def _path_now(folder: DatasetFolder, report: Mapping[str, Any], path: str) -> str:
     """Return where a path of report.json's config is now; if packs refer to it, below the `source_root` now in use."""
-    path, root = path_when_packed(report, path), report.get("source_root")
+    path, root = resolve_packing_path(report, path), report.get("source_root")
     if not isinstance(root, str) or not lies_in(path, root):
         return path
     return tidy_address(path_in(source_root(folder.path), path[len(root) :].lstrip("/")))
 
 
 @contextmanager
-def saved_template(
+def template_in_temp_folder(
     folder: DatasetFolder, report: Mapping[str, Any], processor: str | None, trust_remote_code: bool, findings: Findings
 ) -> Iterator[str | None]:
     """Save the template that tokenizes a dataset, and yield its folder; None: it can't be loaded, as a finding says."""
@@ -126,36 +126,36 @@ def packing_processor(folder: DatasetFolder, report: Mapping[str, Any]) -> str |
     processor: str | None = value_at(report, "config", "model", "processor")
     if processor is None and value_at(report, "config", "source", "path") is None and report:
         return demo_folders(folder, report)[1]
-    return processor_folder(folder.path) or processor  # a hub id, or a folder that is gone
+    return packing_processor_folder(folder.path) or processor  # a hub id, or a folder that is gone
 
 
 def demo_folders(folder: DatasetFolder, report: Mapping[str, Any]) -> tuple[str, str]:
     """Return the folders of the source and the processor of a packed demo; they are made again if they are gone."""
     cache = value_at(report, "config", "cache_dir")
-    cache_dir = path_when_packed(report, cache) if isinstance(cache, str) else None
+    cache_dir = resolve_packing_path(report, cache) if isinstance(cache, str) else None
     return make_demo(cache_folder(cache_dir, folder_of(folder.path)) / "demo")
 
 
 def read_settings(manifest: Mapping[str, Any]) -> ReadSettings:
     """Return the settings by which packing read samples, without `source.map`: a dataset can't make code run."""
-    return _settings_from(ReadSettings, value_at(manifest, "content", "source"))
+    return _settings_from_texts(ReadSettings, value_at(manifest, "content", "source"))
 
 
-def _settings_from(kind: type[Settings], node: Any) -> Settings:
+def _settings_from_texts(kind: type[Settings], node: Any) -> Settings:
     """Make settings from the texts in a node of a manifest, without `map` and `path`; defaults if it is damaged."""
-    texts = {key: value for key, value in _texts_in(node).items() if key not in ("map", "path")}
-    names = {key: _texts_in(value_at(node, key)) for key in ("columns", "roles")}
+    texts = {key: value for key, value in _text_items(node).items() if key not in ("map", "path")}
+    names = {key: _text_items(value_at(node, key)) for key in ("columns", "roles")}
     try:
-        return node_of(kind, texts | names)
+        return dataclass_from_plain(kind, texts | names)
     except ValueError:  # the manifest is damaged
         return kind()
 
 
-def _texts_in(node: Any) -> dict[str, str]:
+def _text_items(node: Any) -> dict[str, str]:
     return {key: name for key, name in node.items() if isinstance(name, str)} if isinstance(node, dict) else {}
 
 
-def trusted_map(manifest: Mapping[str, Any], trusted: str | None) -> str | None:
+def trusted_map_step(manifest: Mapping[str, Any], trusted: str | None) -> str | None:
     """Return the dataset's `source.map`, with its hash; None: it has none. PackError: `trusted` is another or None."""
     name = value_at(manifest, "content", "source", "map")
     step = name.partition("#")[0] if isinstance(name, str) else None
@@ -257,14 +257,14 @@ class _HashJob:
     max_draws: int  # that a mixture may draw a sample
 
 
-@raising_store_errors()
+@reraising_store_errors()
 def _hash_samples(job: _HashJob) -> tuple[Hashes, Hashes] | str:
     """Return the hashes of a shard's samples, and of the repeats (`@2` …) that a mixture may draw; or a read error."""
     try:
         names = list(_sample_ids(job))
     except PackError as error:
         return str(error)
-    return hashes_of(names), hashes_of(f"{name}@{time}" for time in range(2, job.max_draws + 1) for name in names)
+    return name_hashes(names), name_hashes(f"{name}@{time}" for time in range(2, job.max_draws + 1) for name in names)
 
 
 def _sample_ids(job: _HashJob) -> Iterator[str]:

@@ -14,7 +14,7 @@ from energon_pack.errors import quote
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason
 from energon_pack.verify.dataset_checks import packed_hashes
-from energon_pack.verify.findings import Hashes, hash_of, names_with
+from energon_pack.verify.findings import Hashes, name_hash, names_with
 from energon_pack.verify.shard_checks import VerifiedShard
 
 _REASONS = {reason.value for reason in Reason}
@@ -40,10 +40,10 @@ class Ledger:
                     self.defects.append(f"line {number} is no entry: sample_id {quote(sample)}, reason {quote(reason)}")
                     continue
                 if reason == Reason.CUT_OFF:
-                    cut_off.append(hash_of(sample))
+                    cut_off.append(name_hash(sample))
                     continue
                 self.reasons[reason] += 1
-                samples.append(hash_of(sample))
+                samples.append(name_hash(sample))
                 if reason not in _REASONS_OF_PACKED:
                     alone.append(samples[-1])
         except OSError as error:

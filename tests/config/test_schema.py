@@ -13,7 +13,7 @@ from hydra import compose, initialize_config_dir
 from energon_pack.config import MediaConfig, ModelConfig, PackConfig, Rope, conf_dir, plain
 from energon_pack.config.validate import to_config
 from energon_pack.errors import PackError
-from energon_pack.run.plain_data import node_of
+from energon_pack.run.plain_data import dataclass_from_plain
 
 
 def nodes(kind: type[Any] = PackConfig) -> list[type[Any]]:
@@ -53,8 +53,8 @@ def test_a_node_comes_back_from_its_json() -> None:
     config = composed("source.control_tokens=skip", "packing.overlong=truncate_text", "labels.train_on=last")
     for node in (getattr(config, field.name) for field in fields(config)):
         if is_dataclass(node) and not hasattr(node, "splits"):
-            assert node_of(type(node), plain(node)) == node
-    assert node_of(MediaConfig, {"fps": 2.0, "of_another_version": 1}) == MediaConfig(fps=2.0)
+            assert dataclass_from_plain(type(node), plain(node)) == node
+    assert dataclass_from_plain(MediaConfig, {"fps": 2.0, "of_another_version": 1}) == MediaConfig(fps=2.0)
 
 
 @pytest.mark.parametrize(

@@ -316,7 +316,7 @@ def test_what_is_kept_stands_in_one_file(dataset: Path) -> None:
 @pytest.mark.parametrize("change_by", [-1e-4, 1e-4])
 def test_kept_figures_bear_what_two_kinds_of_cpus_differ_by(dataset: Path, change_by: float) -> None:
     """Single pixels of float resizes differ by 1.5e-4 of their range in 81 of 100 values."""
-    rules = kept_inputs(dataset).own_processor
+    rules = kept_inputs(dataset).rules_with_own_processor
     processor = full_processor(rules)
 
     class Noisy:
@@ -336,7 +336,7 @@ def test_kept_figures_bear_what_two_kinds_of_cpus_differ_by(dataset: Path, chang
 
 def test_pixels_of_a_short_type_are_kept(dataset: Path) -> None:
     """Llama 4's processor makes them in bfloat16, which numpy has not: its packs ended in a TypeError."""
-    rules = kept_inputs(dataset).own_processor
+    rules = kept_inputs(dataset).rules_with_own_processor
     processor = full_processor(rules)
 
     class Short:

@@ -27,7 +27,7 @@ from energon_pack.dataset import in_folder, in_store
 from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.dataset.in_store import DatasetInStore
 from energon_pack.dataset.shards import WrittenPacks
-from energon_pack.dataset.tar_writer import tar_size
+from energon_pack.dataset.tar_writer import size_of_finished_tar
 from energon_pack.errors import PackError
 from energon_pack.run import stores
 from energon_pack.run.stores.requests import Found, Objects
@@ -88,8 +88,8 @@ def is_published(errors: Sequence[BaseException | None], is_over: Sequence[bool]
 def run(destination: DatasetInFolder, wish: Wish, write: Callable[[Path], None]) -> None:
     """Do the part of `pack` that comes after the plan."""
     destination.refuse_existing(wish.overwrite)
-    with destination.staging(wish.identity) as staging:
-        destination.begin(staging, wish.identity, 0, wish.overwrite)
+    with destination.open_staging(wish.identity) as staging:
+        destination.begin_writing(staging, wish.identity, 0, wish.overwrite)
         write(staging)
         with destination.discarding_wrong_shards(staging, wish.identity):
             if wish.fails:
@@ -140,7 +140,7 @@ class Folder(World):
 
     def judge(self, errors: list[BaseException | None], is_over: list[bool]) -> None:
         refuse_long_stories(errors)
-        with DatasetInFolder(self._final).staging("next"):
+        with DatasetInFolder(self._final).open_staging("next"):
             found = {
                 path.relative_to(self._final).as_posix(): path.read_text()
                 for path in self._final.rglob("*")
@@ -249,7 +249,7 @@ class Store(Objects):
         data = self._data(key)
         return memoryview(data[start:end]), md5(data).hexdigest()
 
-    def entries(self, prefix: str) -> Iterator[tuple[str, Found]]:
+    def list_recursively(self, prefix: str) -> Iterator[tuple[str, Found]]:
         self._begin("list")
         names = sorted(key for key in self.objects if key.startswith(prefix))
         STEPPER.saw(tuple(names))
@@ -332,7 +332,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Store:
     """In the place of S3; shards are a few bytes that say whose they are."""
 
     def write_packs(tar: Any, job: Any, table: Any) -> WrittenPacks:
-        os.write(tar.fileno, job.plan.encode().ljust(tar_size(512), b"\0"))
+        os.write(tar.fileno, job.plan.encode().ljust(size_of_finished_tar(512), b"\0"))
         return WrittenPacks(np.array([0, 512], dtype="<u8").tobytes(), b"sums")
 
     one_pack = SimpleNamespace(read_row_group=lambda _: pa.table({"pack": ["a"]}))

@@ -120,7 +120,7 @@ def test_what_a_kill_behind_publishing_left_is_removed_by_the_next_call(
     if overwrites:
         packed(config(seed=1))
     with monkeypatch.context() as patch:
-        patch.setattr(DatasetInFolder, "_remove_unpublished", stop)
+        patch.setattr(DatasetInFolder, "_remove_ledger_and_page", stop)
         patch.setattr(staging_files, "remove_folder", lambda path: None)
         with pytest.raises(KeyboardInterrupt):
             packed(config(output__overwrite=overwrites))

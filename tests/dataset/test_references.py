@@ -23,7 +23,7 @@ from megatron.energon.errors import FatalSampleError
 from energon_pack.config import Flavor, Format, MediaIn, Overlong, PackConfig
 from energon_pack.dataset.damaged_shards import refuse_damaged_shards
 from energon_pack.dataset.manifest import read_manifest
-from energon_pack.dataset.pack_json import ShardWithMedia
+from energon_pack.dataset.pack_json import ShardWithReferencedMedia
 from energon_pack.dataset.source_media import DatasetMedia, source_root
 from energon_pack.errors import PackError
 from energon_pack.loading import cookers
@@ -528,7 +528,7 @@ def test_places_behind_a_pack() -> None:
 
     contents = {"a": Data(b"abc"), "b": Data(b"defg")}
     references = [Reference(name, (name,), len(data), 0, "") for name, data in contents.items()]
-    file = ShardWithMedia(Data(b"0123"), 4, references, Media("", "/source"))
+    file = ShardWithReferencedMedia(Data(b"0123"), 4, references, Media("", "/source"))
     assert (file.read(1, 2), file.read(4, 3), file.read(5, 1), file.read(7, 4), file.size) == (
         b"12",
         b"abc",

@@ -60,7 +60,7 @@ def test_little_room_is_said_in_units_that_show_it(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=8e6))
     (tmp_path / "packed-000000.tar").write_bytes(bytes(1_000_000))
     with pytest.raises(PackError, match=r"the shards take about 13\.1 MB, and 8\.0 MB are free beside"):
-        DatasetInFolder(tmp_path / "packed").begin(tmp_path, "identity", 14_060_000, overwrite=False)
+        DatasetInFolder(tmp_path / "packed").begin_writing(tmp_path, "identity", 14_060_000, overwrite=False)
     assert [format_bytes(number) for number in (12, 3_400, 2.5e9)] == ["12 bytes", "3.4 kB", "2.5 GB"]
 
 
@@ -76,7 +76,7 @@ def test_a_run_whose_folder_is_gone_does_not_move_the_dataset(tmp_path: Path, mo
         assert source != final
         rename(source, target)
 
-    with run.staging("a") as staging:
+    with run.open_staging("a") as staging:
         monkeypatch.setattr(in_folder, "_inode", lambda path: None if path == staging else inode(path))
         monkeypatch.setattr(os, "rename", stop_at_the_dataset)
         with pytest.raises(PackError, match="another run is writing"):

@@ -22,7 +22,12 @@ from energon_pack.samples.settings import ReadSettings
 from energon_pack.templates.chat.jinja import environment
 from energon_pack.templates.full_processor import full_processor
 from energon_pack.templates.models import read_model
-from energon_pack.templates.processor import load_saved_template, load_template, prepare_template, template_lines
+from energon_pack.templates.processor import (
+    build_uncached_template,
+    load_saved_template,
+    prepare_template,
+    template_lines,
+)
 from energon_pack.templates.processor_inputs import full_processor_ids
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import TemplateDrops
@@ -79,7 +84,7 @@ def test_a_date_is_in_the_fingerprint_of_templates_that_write_it_alone(demo: tup
     """Other sets would be packed anew for a setting that changes nothing of them."""
 
     def fingerprint(chat_template: str, date: str) -> str:
-        return load_template(of_model("text", demo[1], chat_template=chat_template, date=date)).fingerprint
+        return build_uncached_template(of_model("text", demo[1], chat_template=chat_template, date=date)).fingerprint
 
     dated = "{{ strftime_now('%d %b %Y') }}" + CHATML
     assert fingerprint(CHATML, "2024-07-26") == fingerprint(CHATML, "2025-01-01")
@@ -146,7 +151,7 @@ def test_one_bos_is_what_gemma_3_is_given(real: Path, tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     node = read_model("gemma3")
     for setting, num in ((node["add_special_tokens"], 1), (True, 2)):
-        template = load_template(of_model("shapes", processor, add_special_tokens=setting))
+        template = build_uncached_template(of_model("shapes", processor, add_special_tokens=setting))
         ids = template.encode(Sample(messages, [])).ids
         assert [template.token_id("<bos>") == token for token in ids].count(True) == num
         assert ids == full_processor_ids(full_processor(template.spec.processor), template, Sample(messages, []), {})
@@ -160,7 +165,7 @@ def test_special_tokens_are_those_of_the_processors_own_call(demo: tuple[Path, P
     need_torchvision()
     folder = tmp_path / "processor"
     shutil.copytree(demo[1], folder)
-    tokenizer = load_template(of_model("qwen_vl", folder)).tokenizer
+    tokenizer = build_uncached_template(of_model("qwen_vl", folder)).tokenizer
     first = "<|endoftext|>", tokenizer.token_to_id("<|endoftext|>")
     tokenizer.post_processor = TemplateProcessing(single=f"{first[0]} $A", special_tokens=[first])
     tokenizer.save(str(folder / "tokenizer.json"))

@@ -21,7 +21,7 @@ from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import read_sample
 from energon_pack.sources.shard import Shard
 from energon_pack.templates.families.rules import MediaRules
-from energon_pack.templates.processor import load_template
+from energon_pack.templates.processor import build_uncached_template
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import MediaConfig
 from energon_pack.templates.template import Template
@@ -74,7 +74,7 @@ def template_of(processor: str, route: str, family: str | None = None) -> Templa
         factor=None if family else model.get("factor"),
         media=MediaConfig(**MEDIA[route]),
     )
-    return load_template(settings)
+    return build_uncached_template(settings)
 
 
 def samples(real: Path, name: str) -> Iterator[tuple[Reader, Shard, IndexRow]]:
@@ -222,7 +222,7 @@ def test_other_settings_are_followed(real: Path, model: str, processor: str, set
 
     def rules(family: str) -> MediaRules:
         chosen = of_model(family, real / "processors" / processor, processor_kwargs=settings)
-        return load_template(chosen).rules
+        return build_uncached_template(chosen).rules
 
     ours, theirs = rules(model), rules("pixels")
     for width, height in ((30, 40), (384, 384), (1273, 851), (300, 1500), (2000, 500)):

@@ -34,7 +34,7 @@ from energon_pack.plan.settings import Overlong, Share
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.settings import Take
 from energon_pack.training.encoded import IGNORE, BadPack
-from energon_pack.training.member_encoder import UnreadMember
+from energon_pack.training.member_encoder import UnreadableMember
 from energon_pack.training.preference import write_reference_logps
 from support.alone import demo_model
 from support.packed import demo_config, packed
@@ -202,7 +202,7 @@ def test_a_side_has_the_logps_that_it_has_alone(config: Config, share: Share) ->
     for number in range(len(lazy)):
         for member in lazy.members(0, number):
             assert isinstance(member, MemberInput)
-            alone = lazy.encoder.members.encode(member)
+            alone = lazy.encoder.members.encode_alone(member)
             inputs = {"input_ids": alone.tokens.ids[None], "mm_token_type_ids": alone.tokens.types[None], **alone.media}
             with torch.no_grad():
                 logits = model(**wide(inputs), use_cache=False).logits[0, :-1]
@@ -307,14 +307,14 @@ def test_a_side_that_fails_takes_the_other_one_with_it(config: Config, share: Sh
     names = [member.sample_id for member in members]
     for place in range(4):
         tried = [*members]
-        tried[place] = UnreadMember(names[place], OSError("gone"), members[place].shared)
+        tried[place] = UnreadableMember(names[place], OSError("gone"), members[place].shared)
         kept = lazy.encoder.encode(pack.key, tried)
         assert kept is not None
         first = place // 2 * 2
         assert sorted(kept.dropped) == names[first : first + 2]
         assert ids([kept]) == [names[:first] + names[first + 2 :]]
         assert len(lazy.collate([kept])["preference_pairs"]) == len(members) // 2 - 1
-    both = [UnreadMember(member.sample_id, OSError("gone"), member.shared) for member in members[:2]]
+    both = [UnreadableMember(member.sample_id, OSError("gone"), member.shared) for member in members[:2]]
     assert lazy.encoder.encode(pack.key, both) is None
 
 

@@ -23,7 +23,7 @@ from energon_pack.errors import PackError
 from energon_pack.online.stream_packs import Draws, OnlinePacks, StreamCounters
 from energon_pack.online.streaming import StreamingPackedDataset
 from energon_pack.plan import caps
-from energon_pack.plan.epoch_draws import draw_samples
+from energon_pack.plan.epoch_draws import apply_epochs_and_mixture
 from energon_pack.plan.existing_packs import plan_of_epoch
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.packs import PackPlan
@@ -117,7 +117,7 @@ def test_no_pair_is_torn(
     items, may = measured.lengths.items, fits & (measured.lengths.items.split[: len(fits)] == 0)
     if len({*items.shard[: len(fits)][may].tolist()}) < 2:
         return  # an entry of a mixture without a sample is refused
-    lengths, _ = draw_samples(measured.lengths, measured.mixture, packing, seed, fits)
+    lengths, _ = apply_epochs_and_mixture(measured.lengths, measured.mixture, packing, seed, fits)
     lengths, trees = share_beginnings(lengths, packing)
     plan = plan_packs(lengths.items, packing, seed, trees=trees)
     first = check_plan(lengths, plan, packing)
@@ -150,7 +150,7 @@ def check_plan(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> set[
         if packing.max_images is not None:
             assert lengths.items.counts["num_images"][members].sum() <= packing.max_images
         if packing.max_attention_cost is not None:
-            assert lengths.items.squares[members].sum() <= packing.max_attention_cost
+            assert lengths.items.attention_pairs[members].sum() <= packing.max_attention_cost
     assert {*packs_of.values()} <= {1}
     return {*packs_of}
 

@@ -97,7 +97,7 @@ def test_a_view_has_what_the_plan_and_the_tokenizer_say(dataset: Path, template:
     rows = PlanFile(DatasetFolder(dataset))
     with PackLookup(DatasetFolder(dataset), DEFAULT_FLAVOR) as packs:
         for found in packs.all():
-            its_rows = rows.members({found.pack.files.key})[found.pack.files.key]
+            its_rows = rows.rows_of_packs({found.pack.files.key})[found.pack.files.key]
             place = PackPlace(found.number, len(packs), found.shard)
             stated = pack_view(found.file, found.pack, place, its_rows)
             made = pack_view(found.file, found.pack, place, None, vocabulary_of(template), max_thumbnails=3)

@@ -8,8 +8,8 @@ from energon_pack.plan.note_counts import NAME_LISTS, NOTES
 from energon_pack.plan.pack_lengths import Choice
 from energon_pack.plan.report import MediaFigures
 from energon_pack.report.data_rules import _REMEDIES
-from energon_pack.report.figures import Figures, LengthTrials, Origin, OverlongLoss, SourceMedium
-from energon_pack.report.images import TokensOfImages
+from energon_pack.report.figures import Figures, LengthTrials, Origin, OverlongFacts, SourceMedium
+from energon_pack.report.images import ImagesAtTokenBounds
 from energon_pack.report.remark import Grade
 from energon_pack.report.remarks import remarks
 from energon_pack.samples.skip import Reason
@@ -23,15 +23,15 @@ def said(of: Figures, **how: Any) -> list[tuple[str, str]]:
 NONE = {
     "an ordinary run": FIGURES,
     "few of something": figures(  # nobody reads a list that is too long
-        {"untrained": 1, "num_duplicates": 10, "images": TokensOfImages(4, 16384, 1000, 300, 300)},
+        {"untrained": 1, "num_duplicates": 10, "images": ImagesAtTokenBounds(4, 16384, 1000, 300, 300)},
         report=overlong(1, 9000),
-        overlong_loss=OverlongLoss("image"),
+        overlong_loss=OverlongFacts("image"),
         origins=[Origin("a", 900, 0, 0, 9), Origin("b", 100, 40, 0, 1)],
     ),
     # four full ones and a third: no plan does better
     "a last pack that is not full": figures(report={"by_media": {"image": MediaFigures(1000, 1000, 5, 1, 0.86)}}),
     # some models make the same number of tokens of any image
-    "images of one size": figures({"images": TokensOfImages(256, 256, 1000, 1000, 1000)}),
+    "images of one size": figures({"images": ImagesAtTokenBounds(256, 256, 1000, 1000, 1000)}),
 }
 
 
@@ -61,15 +61,15 @@ CASES: dict[str, tuple[Figures, tuple[str, str]]] = {
         ("look", "80 of 100 samples (80%) of b are in no pack"),
     ),
     "overlong samples": (
-        figures(report=overlong(30, 150_000), overlong_loss=OverlongLoss("image")),
+        figures(report=overlong(30, 150_000), overlong_loss=OverlongFacts("image")),
         ("look", "150k tokens (15%) are dropped: 30 samples are longer than 8,192"),
     ),
     "mostly overlong samples": (
-        figures(report=overlong(300, 600_000), overlong_loss=OverlongLoss("video")),
+        figures(report=overlong(300, 600_000), overlong_loss=OverlongFacts("video")),
         ("wrong", "600k tokens (60%) are dropped: 300 samples are longer than 8,192"),
     ),
     "overlong samples that are dropped by name": (
-        figures(report=overlong(300, 600_000), overlong_loss=OverlongLoss("video", is_intended=True)),
+        figures(report=overlong(300, 600_000), overlong_loss=OverlongFacts("video", is_intended=True)),
         ("look", "600k tokens (60%) are dropped: 300 samples are longer than 8,192"),
     ),
     "a limit": (
@@ -94,7 +94,7 @@ CASES: dict[str, tuple[Figures, tuple[str, str]]] = {
         figures(
             report={"samples_cut_off": 1, "tokens": 1024, "tokens_left_out": 3072,
                     "tokens_left_out_by_reason": {"cut_off": 3072}},
-            overlong_loss=OverlongLoss("text", is_too_much=True),
+            overlong_loss=OverlongFacts("text", is_too_much=True),
         ),
         ("wrong", "3,072 tokens (75%) are cut off: 1 sample is packed without them"),
     ),
@@ -105,11 +105,11 @@ CASES: dict[str, tuple[Figures, tuple[str, str]]] = {
     ),
     "no visual token": (figures({"num_without_visual": 3}), ("wrong", "3 samples with media have no visual token")),
     "images at the most": (
-        figures({"images": TokensOfImages(4, 1024, 1000, 0, 970)}),
+        figures({"images": ImagesAtTokenBounds(4, 1024, 1000, 0, 970)}),
         ("look", "97% of the image samples are shrunk to the most tokens that an image may have, 1,024"),
     ),
     "images in which nothing can be read": (
-        figures({"images": TokensOfImages(4, 16, 1000, 0, 970)}),
+        figures({"images": ImagesAtTokenBounds(4, 16, 1000, 0, 970)}),
         ("wrong", "97% of the image samples are shrunk to the most tokens that an image may have, 16"),
     ),
     "much of a medium": (
@@ -122,7 +122,7 @@ CASES: dict[str, tuple[Figures, tuple[str, str]]] = {
         ("look", "19 of 42 image samples (45%) are skipped"),
     ),
     "images at the least": (
-        figures({"images": TokensOfImages(4, 16384, 1000, 900, 0)}),
+        figures({"images": ImagesAtTokenBounds(4, 16384, 1000, 900, 0)}),
         ("look", "90% of the image samples have the least tokens that an image may have, 4"),
     ),
     "roles that have changed places": (
@@ -176,7 +176,7 @@ def test_what_is_wrong_comes_first() -> None:
 def test_a_length_that_would_do_is_named() -> None:
     longer = LengthTrials([Choice(8192, 30, 0.03, 0.15, 128, 0.95), Choice(32768, 0, 0.0, 0.0, 40, 0.96)], 1000, 1000)
     (remark,) = remarks(
-        figures(report=overlong(30, 150_000), overlong_loss=OverlongLoss("image"), length_trials=longer)
+        figures(report=overlong(30, 150_000), overlong_loss=OverlongFacts("image"), length_trials=longer)
     )
     assert remark.knob.startswith(
         "smaller images (model.max_pixels or media=resize_max_pixels), or packing.max_token_len=32768"

@@ -11,8 +11,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from energon_pack.errors import PackError, SamplesLost
-from energon_pack.report.sweep import BEST_RULE, sweep_of
-from energon_pack.report.sweep_folder import SweepFolder, SweepJob
+from energon_pack.report.sweep import BEST_RULE, read_sweep
+from energon_pack.report.sweep_folder import SweepFolder, SweepJobFile
 from energon_pack.report.sweep_page import sweep_html, write_sweep
 from support.html_page import check_page
 
@@ -30,7 +30,7 @@ def outcome(
 def leave(
     folder: Path, number: int, overrides: list[str], left: dict[str, Any] | PackError | None, may_drop: float = 0.1
 ) -> None:
-    job = SweepJob(folder, number, ["+model=qwen2_5_vl", *overrides])
+    job = SweepJobFile(folder, number, ["+model=qwen2_5_vl", *overrides])
     if isinstance(left, PackError):
         job.write_failure(left)
     elif left:
@@ -44,7 +44,7 @@ def test_the_best_keeps_the_tokens_then_is_quick_then_full(tmp_path: Path) -> No
         outcome(fill=0.99, flops=1.2e12),
     )):  # fmt: skip
         leave(tmp_path, number, [f"packing.max_token_len={number}"], left)
-    sweep = sweep_of(tmp_path)
+    sweep = read_sweep(tmp_path)
     assert sweep.best is not None
     assert sweep.best.number == 2
     assert [row.time for row in sweep.rows] == pytest.approx([0.5 / 1.005, 1 / 1.005, 1.0, 1.2 / 1.005])
@@ -77,7 +77,7 @@ def test_an_epoch_takes_as_long_as_ranks_wait(tmp_path: Path) -> None:
     steps = {"in_order": {"steps": 4, "both": {"epoch": 1.5}}}
     leave(tmp_path, 0, ["seed=1"], outcome())
     leave(tmp_path, 1, ["seed=2"], outcome(steps=steps))
-    assert [row.time for row in sweep_of(tmp_path).rows] == pytest.approx([1.0, 1.5])
+    assert [row.time for row in read_sweep(tmp_path).rows] == pytest.approx([1.0, 1.5])
 
 
 def test_a_job_that_is_not_published_is_no_measure_of_time(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_job_that_is_not_published_is_no_measure_of_time(tmp_path: Path) -> No
     leave(tmp_path, 0, ["seed=0"], SamplesLost("half is lost", None, outcome(flops=0.5e12)))
     leave(tmp_path, 1, ["seed=1"], outcome())
     leave(tmp_path, 2, ["seed=2"], outcome(flops=1.2e12))
-    sweep = sweep_of(tmp_path)
+    sweep = read_sweep(tmp_path)
     assert [row.time for row in sweep.rows] == pytest.approx([0.5, 1.0, 1.2])
     assert [row.time_of_token for row in sweep.rows] == pytest.approx([0.5, 1.0, 1.2])
 
@@ -107,7 +107,7 @@ def test_columns_are_what_differs(tmp_path: Path) -> None:
     """Several dimensions, groups and keys that are given to some jobs alone."""
     leave(tmp_path, 0, ["packing=neat", "seed=0", "source.limit=5"], outcome())
     leave(tmp_path, 1, ["packing=thd", "seed=0", "source.limit=5", "+extra=1"], outcome())
-    sweep = sweep_of(tmp_path)
+    sweep = read_sweep(tmp_path)
     assert sweep.keys == ["extra", "packing"]
     assert [row.settings for row in sweep.rows] == [{"extra": "", "packing": "neat"}, {"extra": "1", "packing": "thd"}]
 
@@ -133,9 +133,9 @@ def test_jobs_that_failed_are_listed_with_why(tmp_path: Path, capsys: pytest.Cap
 def test_links_lead_to_the_pages(tmp_path: Path) -> None:
     folder = tmp_path / ".runs" / "sweep"
     leave(folder, 0, ["seed=0"], outcome())
-    assert 'href="../run%200/report.html"' in sweep_html(sweep_of(folder), folder)
-    SweepJob(folder, 1, ["seed=1"]).write_success(tmp_path / os.fsdecode(b"caf\xe9 #1%"), outcome(), 0.1)
-    assert 'href="../../caf%E9%20%231%25"' in sweep_html(sweep_of(folder), folder), "any name that a folder can have"
+    assert 'href="../run%200/report.html"' in sweep_html(read_sweep(folder), folder)
+    SweepJobFile(folder, 1, ["seed=1"]).write_success(tmp_path / os.fsdecode(b"caf\xe9 #1%"), outcome(), 0.1)
+    assert 'href="../../caf%E9%20%231%25"' in sweep_html(read_sweep(folder), folder), "any name that a folder can have"
 
 
 def test_a_sweep_of_lengths(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_sweep_of_lengths(tmp_path: Path) -> None:
     left = {"samples_in": 100, "samples_measured": 98, "tokens": 1000, "lens": lens}
     leave(tmp_path, 0, ["model.max_pixels=1"], left)
     leave(tmp_path, 1, ["model.max_pixels=2"], left)
-    sweep = sweep_of(tmp_path)
+    sweep = read_sweep(tmp_path)
     assert [(row.max_token_len, row.packs, row.dropped, row.time) for row in sweep.rows] == [(4096, 5, 3, None)] * 2
     assert "4,096" in check_page(sweep_html(sweep, tmp_path))
 
@@ -185,7 +185,7 @@ def test_a_sweep_shows_no_job_of_the_one_before(tmp_path: Path) -> None:
         patch.setenv("ENERGON_PACK_SWEEP", "")  # as it was, when the test is over
         SweepFolder().on_multirun_start(OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}}))
     leave(tmp_path, 0, ["seed=7"], outcome())
-    assert [row.number for row in sweep_of(tmp_path).rows] == [0]
+    assert [row.number for row in read_sweep(tmp_path).rows] == [0]
 
 
 def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +209,7 @@ def test_names_that_mean_harm_are_text(tmp_path: Path) -> None:
     for number in range(200):
         leave(tmp_path, number, [f"source.path={number}{harm}", f"seed={number}"], outcome())
         leave(tmp_path, 1000 + number, [f"source.path={number}{harm}"], PackError(harm))
-    page = sweep_html(sweep_of(tmp_path), tmp_path)
+    page = sweep_html(read_sweep(tmp_path), tmp_path)
     check_page(page)
     assert "<script" not in page
 
@@ -218,7 +218,7 @@ def test_what_one_came_for_comes_first(tmp_path: Path) -> None:
     """On a screen of 500 px, fill and drops were out of sight without a hint."""
     for number in range(2):
         leave(tmp_path, number, [f"packing.max_token_len={number + 1}"], outcome(fill=0.9 + number / 100))
-    page = sweep_html(sweep_of(tmp_path), tmp_path)
+    page = sweep_html(read_sweep(tmp_path), tmp_path)
     (header,) = re.findall("<thead>(.*?)</thead>", page)
     assert re.findall("<th[^>]*>(.*?)</th>", header.replace("<wbr>", ""))[:4] == [
         "job",
@@ -231,14 +231,14 @@ def test_what_one_came_for_comes_first(tmp_path: Path) -> None:
 def test_names_stay_whole_where_they_are_alike(tmp_path: Path) -> None:
     for number in range(2):
         leave(tmp_path, number, [f"media.fps={number}", f"other.fps={number}"], outcome(fill=0.9 + number / 100))
-    assert "media.fps, other.fps" in check_page(sweep_html(sweep_of(tmp_path), tmp_path))
+    assert "media.fps, other.fps" in check_page(sweep_html(read_sweep(tmp_path), tmp_path))
 
 
 def test_columns_are_drawn_against_the_swept_settings(tmp_path: Path) -> None:
     """Over two settings there was no chart, and over one it was two flat lines of fill and drops."""
     for number, tokens in enumerate((500, 1000)):
         leave(tmp_path, number, [f"packing.max_token_len={number}"], outcome(tokens=tokens))
-    page = sweep_html(sweep_of(tmp_path), tmp_path)
+    page = sweep_html(read_sweep(tmp_path), tmp_path)
     check_page(page)
     assert re.findall(r"--share:([\d.]+)%\">(?:<b>)?(500|1,000)<", page) == [("50.0", "500"), ("100.0", "1,000")]
 
@@ -263,7 +263,7 @@ def test_no_model_is_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     for number, (name, sizes) in enumerate((("qwen2_5_vl", "config.json"), ("internvl3", "sizes of an 8B model"))):
         left = outcome(tokens=1000 - number)
         left["flops"]["source"] = sizes
-        SweepJob(tmp_path, number, [f"+model={name}"]).write_success(tmp_path / "report.html", left, 0.1)
+        SweepJobFile(tmp_path, number, [f"+model={name}"]).write_success(tmp_path / "report.html", left, 0.1)
     write_sweep(tmp_path)
     out = capsys.readouterr().out
     assert "no ★: each model has tokens of its own, and the fewest are not the best" in out

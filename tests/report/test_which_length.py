@@ -11,7 +11,7 @@ from energon_pack.plan import caps
 from energon_pack.plan.items import Items, Lengths
 from energon_pack.plan.pack_lengths import Choice
 from energon_pack.plan.settings import Algorithm, PackingConfig
-from energon_pack.report.images import advise_to_shrink, tokens_of_images
+from energon_pack.report.images import advise_to_shrink, count_images_at_token_bounds
 from energon_pack.report.which_length import drops_little_and_fills, lengths_to_try, recommend_length, try_job_of
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.media.medium import Media
@@ -124,7 +124,7 @@ PHOTOGRAPHS = [(4000, 3000), (3000, 4000), (1920, 1080), (2000, 2000), (5304, 35
 )
 def test_images_at_the_limits(max_pixels: int, sizes: list[tuple[int, int]], at_most: int, at_least: int) -> None:
     of = rules(3136, max_pixels)
-    found = tokens_of_images(of, tokens(of, sizes), *np.ones((2, len(sizes)), np.int64))
+    found = count_images_at_token_bounds(of, tokens(of, sizes), *np.ones((2, len(sizes)), np.int64))
     assert found is not None
     assert (found.samples, found.least, found.num_at_most, found.num_at_least) == (len(sizes), 4, at_most, at_least)
     assert found.most == pytest.approx(max_pixels / 784, rel=0.01 if max_pixels > 10**6 else 0.1)
@@ -132,11 +132,11 @@ def test_images_at_the_limits(max_pixels: int, sizes: list[tuple[int, int]], at_
 
 def test_images_of_samples_with_several_or_none() -> None:
     """With at most 51 tokens an image, two of 49 count as largest; two of 25 do not, though they sum to 50."""
-    found = tokens_of_images(rules(3136, 40_000), np.array([98, 50]), np.array([2, 2]), np.array([3, 5]))
+    found = count_images_at_token_bounds(rules(3136, 40_000), np.array([98, 50]), np.array([2, 2]), np.array([3, 5]))
     assert found is not None
     assert (found.samples, found.num_at_most) == (8, 3)
-    assert tokens_of_images(None, *np.array([[5], [1], [1]])) is None
-    assert tokens_of_images(rules(3136, 40_000), *np.zeros((3, 0), np.int64)) is None
+    assert count_images_at_token_bounds(None, *np.array([[5], [1], [1]])) is None
+    assert count_images_at_token_bounds(rules(3136, 40_000), *np.zeros((3, 0), np.int64)) is None
 
 
 TEXT, IMAGE, VIDEO = (MEDIA_TYPES.index(name) for name in ("text", "image", "video"))

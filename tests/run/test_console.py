@@ -248,5 +248,5 @@ def test_what_stages_did_is_kept_by_their_names() -> None:
         advance(1)
         progress.add(1, 20, cached=5)
         advance(1)
-    assert progress.throughput == {"lengths": {"samples": 2, "cached": 5, "bytes": 30}}
+    assert progress.totals_by_stage == {"lengths": {"samples": 2, "cached": 5, "bytes": 30}}
     assert progress.seconds["lengths"] >= 0

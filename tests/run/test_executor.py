@@ -23,9 +23,9 @@ import pytest
 from energon_pack.config import PackConfig
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
-from energon_pack.run.executors import Folder, Job, Result
+from energon_pack.run.executors import Job, JobFolder, Result
 from energon_pack.run.executors.local import LocalExecutor
-from energon_pack.run.executors.workers import IdleTime, measure_work
+from energon_pack.run.executors.workers import IdleTime, cpu_seconds_and_bytes
 from energon_pack.sources.storage import with_bytes_read
 from support import jobs
 from support.jobs import hold, sleep
@@ -248,7 +248,7 @@ def test_reading_a_mapped_file_is_work(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(psutil, "Process", lambda _: process)
     context: Any = SimpleNamespace(started=[SimpleNamespace(pid=1)])
-    busy = IdleTime(partial(measure_work, context))
+    busy = IdleTime(partial(cpu_seconds_and_bytes, context))
     assert busy.seconds_without_work(60.0) == 0.0
 
 
@@ -264,7 +264,7 @@ class Elsewhere:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def share(self, folders: Sequence[Folder]) -> None:
+    def share(self, folders: Sequence[JobFolder]) -> None:
         self.folders = {folder.knob: folder.path for folder in folders}
 
     def map(self, function: Callable[[Job], Result], jobs: Iterable[Job], are_short: bool = False) -> Iterator[Result]:
@@ -312,5 +312,5 @@ def test_an_executor_of_another_kind_packs_the_same_bytes(
     remote = config(one_tar, **settings, cache_dir=str(tmp_path / "other"), output__dir=str(tmp_path / "other" / "out"))
     pack(remote)
     assert files(Path(remote.output.dir) / "packed") == files(Path(local.output.dir) / "packed")
-    stages = {"_index_job", "partial", "measure", "import_energon", "write_shard", "audit", "check_readable"}
+    stages = {"_index_job", "partial", "measure", "import_energon_if_needed", "write_shard", "audit", "check_readable"}
     assert elsewhere.names >= stages

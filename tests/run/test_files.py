@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from energon_pack.errors import PackError
-from energon_pack.run.executors import Folder
-from energon_pack.run.executors.admission import terms_of, why_unfit
+from energon_pack.run.executors import JobFolder
+from energon_pack.run.executors.admission import terms_with_mark_files, why_unfit
 from energon_pack.run.files import make_once, one_process_at_a_time, private_temporary_folder, write_whole
 from energon_pack.run.lru_cache import LruCache
 from energon_pack.run.scratch_arrays import Scratch, blocks
@@ -225,7 +225,7 @@ def test_blocks_are_all_of_it_and_small_where_each_is_much(monkeypatch: pytest.M
 
 
 def test_a_folder_is_seen_by_the_file_that_lies_in_it_meanwhile(tmp_path: Path) -> None:
-    with terms_of([Folder("output.dir", tmp_path, True)]) as terms:
+    with terms_with_mark_files([JobFolder("output.dir", tmp_path, True)]) as terms:
         assert why_unfit(terms) is None
         assert len(os.listdir(tmp_path)) == 1
     assert os.listdir(tmp_path) == []
@@ -237,6 +237,6 @@ def test_what_a_killed_process_left_is_removed_after_a_month(tmp_path: Path) -> 
         (tmp_path / f".seen-by-all-{name}").touch()
         if time is not None:
             os.utime(tmp_path / f".seen-by-all-{name}", (time, time))
-    with terms_of([Folder("output.dir", tmp_path, True)]):
+    with terms_with_mark_files([JobFolder("output.dir", tmp_path, True)]):
         pass
     assert os.listdir(tmp_path) == [".seen-by-all-new"]

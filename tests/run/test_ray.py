@@ -16,7 +16,7 @@ import pytest
 from energon_pack.config import ExecutorConfig, ExecutorKind, PackConfig
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.pack import pack
-from energon_pack.run.executors import Folder, admission
+from energon_pack.run.executors import JobFolder, admission
 from energon_pack.run.workshop import executor_of
 from support.jobs import (
     about,
@@ -247,7 +247,7 @@ def test_another_version_on_a_node_is_refused(settings: ExecutorConfig, monkeypa
 def test_a_folder_that_a_node_does_not_see_is_named(settings: ExecutorConfig, tmp_path: Path) -> None:
     """It was a FileNotFoundError deep in a worker."""
     with executor_of(settings) as executor:
-        executor.share([Folder("cache_dir", tmp_path, True)])
+        executor.share([JobFolder("cache_dir", tmp_path, True)])
         for mark in tmp_path.iterdir():
             mark.unlink()
         with pytest.raises(PackError, match=f"does not see {tmp_path} as it is .* cache_dir has to name"):

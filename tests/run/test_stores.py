@@ -70,7 +70,7 @@ def test_a_profile_says_where_and_with_which_keys(
     bucket.put("deep/in/a.bin", data)
     found = stores.find("msc://mine/in/a.bin")
     assert found.size == len(data)
-    assert stores.entries("msc://mine/in") == {"msc://mine/in/a.bin": found}
+    assert stores.list_recursively("msc://mine/in") == {"msc://mine/in/a.bin": found}
     assert bytes(stores.read("msc://mine/in/a.bin", 5, 1000)[0]) == data[5:1000]
     (tmp_path / "b").write_bytes(data)
     stores.put_file("msc://mine/out/b", tmp_path / "b")
@@ -131,7 +131,7 @@ def test_no_more_is_kept_than_there_is_room_for(bucket: Bucket) -> None:
     there = [number for number in range(300) if Blocks().has("k", number)]
     assert there[:128] == list(range(128))
     assert 128 <= len(there) <= 200
-    assert Blocks().read("k", 7, 2, 5) == b"\x07\x07\x07"
+    assert Blocks().read_if_kept("k", 7, 2, 5) == b"\x07\x07\x07"
     assert BLOCK_BYTES == 1 << 20
 
 
@@ -176,7 +176,7 @@ def test_keys_that_expire_are_asked_for_when_boto3_has_new_ones(
 def test_what_may_go_well_the_next_time_is_tried_again(bucket: Bucket, fault: tuple[int, str]) -> None:
     """A run of hours ended with "400 Bad Request" where its keys were renewed a second later."""
     bucket.put("a", b"here")
-    for ask in (stores.find, stores.read_whole, stores.entries):
+    for ask in (stores.find, stores.read_whole, stores.list_recursively):
         faults = chain([fault], repeat(None))
         bucket.proxy.fault = lambda _, faults=faults: next(faults)  # type: ignore[misc]
         assert ask(f"{bucket.address}/a") is not None
@@ -243,7 +243,7 @@ def test_what_never_goes_well_is_refused_at_once(bucket: Bucket, fault: tuple[in
     bucket.proxy.fault = lambda _: fault
     bucket.seen()
     with pytest.raises(StoreError, match=said) as caught:
-        stores.entries(f"{bucket.address}/a")
+        stores.list_recursively(f"{bucket.address}/a")
     assert bucket.seen().counts["GET"] <= 2  # botocore looks for another region
     assert "goes on" not in str(caught.value)
 
@@ -251,7 +251,7 @@ def test_what_never_goes_well_is_refused_at_once(bucket: Bucket, fault: tuple[in
 def test_another_region_is_named_at_once(bucket: Bucket) -> None:
     bucket.proxy.fault = lambda _: 301
     with pytest.raises(StoreError, match=r"LIST: .*in another region: set AWS_REGION") as caught:
-        stores.entries(f"{bucket.address}/a")
+        stores.list_recursively(f"{bucket.address}/a")
     assert "goes on" not in str(caught.value)
 
 

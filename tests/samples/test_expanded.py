@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from energon_pack.samples.cut import Cut, media_of_part, messages_of_part, parts_by_answer, parts_by_pair
+from energon_pack.samples.cut import Cut, media_indices_of_part, messages_of_part, parts_by_answer, parts_by_pair
 from energon_pack.samples.sample import Message
 from energon_pack.samples.weights import turn_weight
 
@@ -80,7 +80,7 @@ def test_older_images_become_text() -> None:
         "[old][old] a | (1 <image>) | b <image> | (2) | <image> | 3",
     ]
     cuts = parts_by_answer(messages, ["image"] * 4, False, 2, "[old]")
-    assert [media_of_part(messages, cut) for cut in cuts] == [[0, 1], [1, 2], [2, 3]]
+    assert [media_indices_of_part(messages, cut) for cut in cuts] == [[0, 1], [1, 2], [2, 3]]
     parts = [{"type": "image"}, {"type": "text", "text": "<image>"}, {"type": "image"}]
     (_, last) = parts_by_answer(
         [{"role": "user", "content": parts}, *talk("a 1", "u b", "a 2")], ["image"] * 2, False, 1, ""
@@ -106,7 +106,11 @@ def test_a_pair_keeps_its_own_media_behind_those_of_the_first() -> None:
         "<image> <video>b <image> | 2",
         "<image> <video>c | 3",
     ]
-    assert [media_of_part(messages, cut) for cut in parts_by_pair(messages, kinds)] == [[0, 1], [0, 1, 2], [0, 1]]
+    assert [media_indices_of_part(messages, cut) for cut in parts_by_pair(messages, kinds)] == [
+        [0, 1],
+        [0, 1, 2],
+        [0, 1],
+    ]
 
 
 def test_media_in_parts_stay_parts() -> None:

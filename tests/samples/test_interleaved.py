@@ -8,7 +8,7 @@ import pytest
 from energon_pack.config import PackConfig, plain
 from energon_pack.config.naming import content_settings
 from energon_pack.samples.conversation import placed_record
-from energon_pack.samples.missing_pictures import found_pictures, names_pictures_in_place
+from energon_pack.samples.missing_pictures import find_document_pictures, names_pictures_in_place
 from energon_pack.samples.record import Record, parse_record
 from energon_pack.samples.settings import MissingMedia, ReadSettings, SampleType
 from energon_pack.samples.skip import Reason, Skip
@@ -33,7 +33,7 @@ def document(value: Any, settings: ReadSettings = AUTO, missing: Collection[str]
 
     record = row(value, settings)
     if names_pictures_in_place(record):
-        record, found = found_pictures(record, settings.missing_media, find)
+        record, found = find_document_pictures(record, settings.missing_media, find)
         assert found == record.listed_media
     [message] = placed_record(record, ["image"] * len(record.listed_media or ())).messages
     assert message["role"] == "document"
@@ -149,7 +149,7 @@ def test_a_picture_that_can_not_be_read_is_not_missing() -> None:
         raise Skip(Reason.UNREADABLE_MEDIA, "Permission denied")
 
     with pytest.raises(Skip, match=r"unreadable_media: Permission denied$"):
-        found_pictures(row(OBELICS, REMOVE), MissingMedia.remove, find)
+        find_document_pictures(row(OBELICS, REMOVE), MissingMedia.remove, find)
 
 
 def test_pictures_alone_are_no_document_once_they_are_gone() -> None:

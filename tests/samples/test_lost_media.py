@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from energon_pack.config import PackConfig, Stage
-from energon_pack.dataset.publish_limits import why_media_are_missing
+from energon_pack.dataset.publish_limits import why_placeholders_lack_media
 from energon_pack.errors import SamplesLost
 from energon_pack.pack import pack
 from energon_pack.report.remarks import remarks
 from energon_pack.samples.conversation import placed_record
-from energon_pack.samples.lost_media import kinds_in_vain
+from energon_pack.samples.lost_media import kinds_without_medium
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import ReadSettings, UnreadMedia
 from energon_pack.samples.skip import Reason, Skip
@@ -112,15 +112,15 @@ def test_ignored_media_are_letters() -> None:
     ],
 )
 def test_which_tags_ask_for_media(text: str, kinds: list[str]) -> None:
-    assert kinds_in_vain(asked(text)["messages"], []) == kinds
-    assert kinds_in_vain(asked([{"type": "text", "text": text}])["messages"], []) == kinds
-    assert kinds_in_vain(asked(text)["messages"], ["image", "video", "audio"]) == []
-    assert kinds_in_vain([{"role": "assistant", "content": text}], []) == []
+    assert kinds_without_medium(asked(text)["messages"], []) == kinds
+    assert kinds_without_medium(asked([{"type": "text", "text": text}])["messages"], []) == kinds
+    assert kinds_without_medium(asked(text)["messages"], ["image", "video", "audio"]) == []
+    assert kinds_without_medium([{"role": "assistant", "content": text}], []) == []
 
 
 def test_100_000_tags_are_read_once_each() -> None:
-    assert kinds_in_vain(asked("<image>" * 100_000)["messages"], []) == ["image"]
-    assert kinds_in_vain(asked("<image>" * 50_000 + "</image>" * 50_000)["messages"], []) == []
+    assert kinds_without_medium(asked("<image>" * 100_000)["messages"], []) == ["image"]
+    assert kinds_without_medium(asked("<image>" * 50_000 + "</image>" * 50_000)["messages"], []) == []
 
 
 # ------------------------------------------------------------------------------------------------- of a whole set
@@ -192,7 +192,7 @@ AS_TEXT = {"image": {"samples": 20, "example": "s.jsonl:1"}}
 def test_what_is_refused_is_a_kind_that_no_sample_has(
     by_medium: dict[str, int], samples: int, is_refused: bool
 ) -> None:
-    assert (why_media_are_missing(AS_TEXT, by_medium, samples, 0.01) is not None) == is_refused
+    assert (why_placeholders_lack_media(AS_TEXT, by_medium, samples, 0.01) is not None) == is_refused
 
 
 @pytest.mark.parametrize(("number", "grade"), [(1001, "wrong"), (1000, "look")])

@@ -17,7 +17,7 @@ from energon_pack.samples.nulls import has_nulls_of_table
 from energon_pack.samples.options import options_of
 from energon_pack.samples.record import Record, parse_record
 from energon_pack.samples.settings import Nulls, ReadSettings
-from energon_pack.sources.parquet_rows import table_row
+from energon_pack.sources.parquet_rows import row_json
 
 Values = dict[str, Any]
 
@@ -51,7 +51,7 @@ def test_a_record_is_the_same_through_each_door(tmp_path: Path) -> None:
     for number, (row, whole) in enumerate(zip(table.to_pylist(), (TIDE, COUNT), strict=True)):
         assert None in row["messages"][1]["tool_calls"][0]["function"]["arguments"].values()
         path = str(tmp_path / "a.parquet")
-        of_jsonl, of_parquet = read(row), read(json.loads(table_row(path, _version(path), number)))
+        of_jsonl, of_parquet = read(row), read(json.loads(row_json(path, _version(path), number)))
         assert of_jsonl.drops_nulls
         assert not of_parquet.drops_nulls
         expected = json.loads(json.dumps(whole).replace(', "default": null', ""))  # which no struct can tell

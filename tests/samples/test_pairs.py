@@ -9,7 +9,7 @@ import pytest
 from energon_pack.errors import PackError
 from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.cut import CHOSEN, REJECTED
-from energon_pack.samples.pairs import sides_of_pair
+from energon_pack.samples.pairs import cuts_of_pair
 from energon_pack.samples.settings import Columns, ReadSettings, Take
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.entry_settings import read_entry_settings
@@ -56,7 +56,7 @@ def read(folder: Path, record: Any, settings: ReadSettings = BOTH, name: str = "
 
 
 def sides(sample: ReadSample) -> list[list[Any]]:
-    return [cut_part(sample, cut).messages for cut in sides_of_pair(sample.messages, sample.kinds)]
+    return [cut_part(sample, cut).messages for cut in cuts_of_pair(sample.messages, sample.kinds)]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -91,7 +91,7 @@ def test_images_stand_in_the_prompt_of_both(tmp_path: Path) -> None:
     for name in ("0.png", "1.png"):
         (tmp_path / name).write_bytes(picture(28, 28, "PNG"))
     sample = read(tmp_path, {**FORMS["TRL, turns"], "images": ["0.png", "1.png"]})
-    cuts = sides_of_pair(sample.messages, sample.kinds)
+    cuts = cuts_of_pair(sample.messages, sample.kinds)
     assert [(cut.part, cut.kinds, cut.trained_turn) for cut in cuts] == [(CHOSEN, "ii", 1), (REJECTED, "ii", 1)]
     assert [cut_part(sample, cut).messages[0]["content"] for cut in cuts] == ["<image><image>q"] * 2
     assert [[part.name for part in cut_part(sample, cut).parts] for cut in cuts] == [["0.png", "1.png"]] * 2

@@ -81,9 +81,9 @@ def test_rows_and_cells_are_those_of_pyarrow(compression: str | None, stream: bo
     }.items():
         path = write_arrow(tmp_path / f"{name}.arrow", written, stream, 7, compression=compression)
         opened = arrow_rows.table_of(str(path))
-        assert (opened.first_rows[-1], opened.damage, len(opened.batches)) == (60, [], 9)
+        assert (opened.group_starts[-1], opened.damage, len(opened.batches)) == (60, [], 9)
         for number in drawn.sample(range(60), 60):
-            found = json.loads(arrow_rows.table_row(str(path), opened.file.version, number))
+            found = json.loads(arrow_rows.row_json(str(path), opened.file.version, number))
             assert found == without_nulls(name_media(rows[number], f"{name}.arrow::{number}"))
             if rows[number]["bare"] is not None:
                 cell = arrow_rows.open_cell(str(path), f"{number}/bare")
@@ -105,7 +105,7 @@ def test_a_batch_has_the_dictionary_that_stood_before_it(tmp_path: Path) -> None
         for batch in batches:
             stream.write_batch(batch)
     table = arrow_rows.table_of(str(path))
-    rows = [arrow_rows.table_row(str(path), table.file.version, number) for number in range(3)]
+    rows = [arrow_rows.row_json(str(path), table.file.version, number) for number in range(3)]
     assert [json.loads(row)["text"] for row in rows] == ["cat", "dog", "car"]
     with pytest.raises(KeyError):
         open_cell(str(path), "1")
@@ -195,9 +195,9 @@ def test_damage_in_an_arrow_file_costs_rows_or_cells(tmp_path: Path) -> None:
             table = arrow_rows.table_of(str(path))
         except PackError:
             continue
-        for row in range(table.first_rows[-1]):
+        for row in range(table.group_starts[-1]):
             try:
-                json.loads(arrow_rows.table_row(str(path), table.file.version, row))
+                json.loads(arrow_rows.row_json(str(path), table.file.version, row))
                 arrow_rows.open_cell(str(path), f"{row}/image/bytes").read(0, 9)
             except (Skip, KeyError):
                 pass

@@ -18,7 +18,7 @@ from energon_pack.config import OnDamaged, Stage
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.run import expansion_bounds
-from energon_pack.run.plain_data import NotPlain, json_value, yaml_value
+from energon_pack.run.plain_data import NotPlain, parse_json, yaml_value
 from energon_pack.samples.skip import Skip
 from energon_pack.sources import media_containers, parquet_rows
 from energon_pack.sources.field_map import read_field_map
@@ -26,7 +26,7 @@ from energon_pack.sources.find import make_shard
 from energon_pack.sources.jsonl.dialects import RowSettings
 from energon_pack.sources.jsonl.line_index import index_lines
 from energon_pack.sources.media_containers import open_medium, open_zip_member
-from energon_pack.sources.parquet_rows import table_of, table_row
+from energon_pack.sources.parquet_rows import row_json, table_of
 from energon_pack.sources.prepared_folder import read_prepared
 from energon_pack.sources.shard import JsonlShard
 from energon_pack.sources.tar import _parse_pax
@@ -215,7 +215,7 @@ def refusal(path: Path, number: int) -> str:
     expansion_bounds.enable_memory_bounds()
     vars(parquet_rows).update(MAX_GROUP_BYTES=48 << 20, MEMORY_PER_BYTE=1)
     try:
-        return f"{len(table_row(str(path), str(path.stat().st_mtime_ns), number))} bytes"
+        return f"{len(row_json(str(path), str(path.stat().st_mtime_ns), number))} bytes"
     except Skip as skip:
         return str(skip)
 
@@ -258,9 +258,9 @@ def test_names_in_braces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_json_that_is_nested_without_end(tmp_path: Path) -> None:
     """A RecursionError is no error of JSON's, and came out as a traceback."""
     with pytest.raises(ValueError, match="nested too deeply"):
-        json_value(DEEP)
+        parse_json(DEEP)
     with pytest.raises(json.JSONDecodeError):
-        json_value("[")
+        parse_json("[")
     (tmp_path / ".nv-meta").mkdir()
     (tmp_path / ".nv-meta" / "split.json").write_text(DEEP)
     with pytest.raises(PackError, match=r"split\.json can't be read: nested too deeply"):

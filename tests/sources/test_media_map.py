@@ -105,7 +105,7 @@ def test_items_of_a_dataset_are_found_by_the_map(tmp_path: Path) -> None:
     samples = UserSamples([record(NAMES["old"])], ReadSettings(), str(tmp_path), None, (("/mnt/gone/imgs", "."),))
     sample, _ = samples.read(0)
     assert [part.name for part in sample.parts] == [NAMES["old"]]
-    assert samples.media_files(sample)[0]["size"] == (tmp_path / "0.png").stat().st_size
+    assert samples.media_file_versions(sample)[0]["size"] == (tmp_path / "0.png").stat().st_size
     with pytest.raises(Skip, match=r'another machine\? \(\'source\.media_map=\["/mnt/gone/imgs=FOLDER"\]\' says'):
         UserSamples([record(NAMES["old"])], ReadSettings(), str(tmp_path)).read(0)
 

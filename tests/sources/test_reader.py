@@ -67,7 +67,7 @@ def test_media_are_files_of_their_own(tmp_path: Path) -> None:
     with Reader() as reader:
         parts = reader.media(shard, record, "1", [])
         assert [reader.read(shard, part) for part in parts] == [picture()] * 2
-        versions = [file["version"] for file in reader.files_of_parts(shard, parts) or ()]
+        versions = [file["version"] for file in reader.media_file_states(shard, parts) or ()]
         assert versions == [str((tmp_path / "deep/ü 1.jpg").stat().st_mtime_ns)] * 2
         with pytest.raises(PackError, match="changed"):
             reader.part_file(shard, Part("deep/ü 1.jpg", 0, 7))
@@ -104,7 +104,7 @@ def test_images_of_an_lmdb(tmp_path: Path, subdir: bool) -> None:
     shard = lines_in(tmp_path, b"{}")
     with Reader() as reader:
         (part,) = reader.media(shard, Record([], listed_media=["x.lmdb::k/1"]), "1", [])
-        (file,) = reader.files_of_parts(shard, [part]) or [{}]
+        (file,) = reader.media_file_states(shard, [part]) or [{}]
         assert reader.read(shard, part) == picture()
         path = tmp_path / "x.lmdb" / "data.mdb" if subdir else tmp_path / "x.lmdb"
         assert file["version"] == str(path.stat().st_mtime_ns)

@@ -337,7 +337,7 @@ def test_an_object_that_changed_is_noticed(
         monkeypatch.setattr(blockwise, "BLOCKS", Blocks())
         return 0
 
-    monkeypatch.setattr("energon_pack.dataset.in_folder.DatasetInFolder.begin", change)
+    monkeypatch.setattr("energon_pack.dataset.in_folder.DatasetInFolder.begin_writing", change)
     with pytest.raises(PackError, match="changed"):
         pack(run)
     monkeypatch.undo()
@@ -357,7 +357,7 @@ def test_an_object_that_goes_meanwhile_is_named(
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # nothing is kept there
         return 0
 
-    monkeypatch.setattr("energon_pack.dataset.in_folder.DatasetInFolder.begin", remove)
+    monkeypatch.setattr("energon_pack.dataset.in_folder.DatasetInFolder.begin_writing", remove)
     with pytest.raises(PackError, match=r"data/x\.tar changed while it was read"):
         pack(run)
 

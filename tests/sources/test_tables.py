@@ -280,7 +280,7 @@ def test_rows_are_those_of_pyarrow_without_their_bytes(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(pa.Table.from_pylist(rows, schema), path, row_group_size=100)
     for number, row in enumerate(rows):
-        found = json.loads(parquet_rows.table_row(str(path), str(path.stat().st_mtime_ns), number))
+        found = json.loads(parquet_rows.row_json(str(path), str(path.stat().st_mtime_ns), number))
         expected = without_nulls(name_media(row, f"a.parquet::{number}"))
         if not row["bare_many"]:  # an empty list of bytes alone is none
             del expected["bare_many"]
@@ -313,7 +313,7 @@ def test_the_head_of_an_image_costs_no_page(tmp_path: Path) -> None:
 
     def heads(_: int) -> list[bytes]:
         version = str(path.stat().st_mtime_ns)
-        texts = [parquet_rows.table_row(str(path), version, number) for number in range(40)]
+        texts = [parquet_rows.row_json(str(path), version, number) for number in range(40)]
         assert json.loads(texts[7]) == {"image": "a.parquet::7/image", "text": "t"}
         return [parquet_rows.open_cell(str(path), f"{number}/image").read(0, 64) for number in range(40)]
 
@@ -332,7 +332,7 @@ def test_a_shuffled_plan_costs_a_row_its_own_work_alone(tmp_path: Path, monkeypa
         pq.write_table(pa.table({"text": [f"{row}" for row in range(30)]}), path, row_group_size=10)
     places = [(path, row) for row in range(29, -1, -1) for path in paths]
     for path, row in places:
-        raw = parquet_rows.table_row(str(path), str(path.stat().st_mtime_ns), row)
+        raw = parquet_rows.row_json(str(path), str(path.stat().st_mtime_ns), row)
         assert json.loads(raw) == {"text": f"{row}"}
     assert sorted(call.args[0] for call in read.mock_calls) == sorted(map(str, paths))
     assert as_json.call_count == len(places)
@@ -343,7 +343,7 @@ def test_rows_read_in_order_become_json_together(tmp_path: Path, monkeypatch: py
     path, as_json = tmp_path / "a.parquet", Mock(wraps=parquet_rows._rows_as_json)
     monkeypatch.setattr(parquet_rows, "_rows_as_json", as_json)
     pq.write_table(pa.table({"image": [PNG] * 50}), path, row_group_size=20)
-    rows = [parquet_rows.table_row(str(path), str(path.stat().st_mtime_ns), number) for number in range(50)]
+    rows = [parquet_rows.row_json(str(path), str(path.stat().st_mtime_ns), number) for number in range(50)]
     assert [json.loads(row)["image"] for row in rows] == [f"a.parquet::{number}/image" for number in range(50)]
     assert [call.args[2] for call in as_json.mock_calls] == [0, 1, 17, 0, 16, 0]
 
@@ -380,7 +380,7 @@ def test_damage_in_a_parquet_file_costs_rows_or_cells(tmp_path: Path) -> None:
         path.write_bytes(raw)
         for row in range(40):
             with suppress(Skip, KeyError, OSError):
-                names = json.loads(parquet_rows.table_row(str(path), str(path.stat().st_mtime_ns), row))
+                names = json.loads(parquet_rows.row_json(str(path), str(path.stat().st_mtime_ns), row))
                 cell = parquet_rows.open_cell(str(path), names["image"].partition("::")[2])
                 cell.read(0, cell.size)
 

@@ -20,7 +20,7 @@ from energon_pack.config import OnDamaged, PackConfig
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.samples.settings import ReadSettings, SampleType
-from energon_pack.sources.find import shard_names
+from energon_pack.sources.find import name_files_for_ids
 from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.wds import damage_of, dotted_keys_error, index_tar, record_of
 from support.finding import find_shards
@@ -295,8 +295,8 @@ NAMES = [
 @pytest.mark.parametrize(("roots", "files", "expected"), NAMES)
 def test_ids_have_the_names_of_the_roots(roots: list[str], files: list[str], expected: list[str]) -> None:
     """Anything above a root is of the machine, and would be in the packs."""
-    assert shard_names(roots, files) == expected
-    assert shard_names(roots[::-1], files[::-1]) == expected[::-1]
+    assert name_files_for_ids(roots, files) == expected
+    assert name_files_for_ids(roots[::-1], files[::-1]) == expected[::-1]
 
 
 FOLDER = st.lists(st.sampled_from("ab"), min_size=1, max_size=4).map(lambda parts: "/" + "/".join(parts))
@@ -305,7 +305,7 @@ FOLDER = st.lists(st.sampled_from("ab"), min_size=1, max_size=4).map(lambda part
 @given(roots=st.sets(FOLDER, min_size=1), rest=st.sets(FOLDER, min_size=1, max_size=3))
 def test_names_tell_files_apart(roots: set[str], rest: set[str]) -> None:
     files = sorted({root + path + ".tar" for root in roots for path in rest})
-    names = shard_names(roots, files)
+    names = name_files_for_ids(roots, files)
     assert len(set(names)) == len(files)
     assert all(file.endswith(name) for file, name in zip(files, names, strict=True))
 
@@ -313,7 +313,9 @@ def test_names_tell_files_apart(roots: set[str], rest: set[str]) -> None:
 @given(roots=st.sets(FOLDER, min_size=1), rest=FOLDER, above=FOLDER)
 def test_folders_that_are_moved_together_keep_their_names(roots: set[str], rest: str, above: str) -> None:
     files = [root + rest for root in sorted(roots)]
-    assert shard_names(roots, files) == shard_names([above + root for root in roots], [above + file for file in files])
+    assert name_files_for_ids(roots, files) == name_files_for_ids(
+        [above + root for root in roots], [above + file for file in files]
+    )
 
 
 def test_a_link_into_its_own_folder_ends(shards: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from energon_pack.steps.cost import CostModel, cost_model, cost_model_of
+from energon_pack.steps.cost import CostModel, cost_model, cost_model_from_config
 from support.running import need_torchvision
 
 TEXT = {
@@ -19,7 +19,7 @@ VISION = {"hidden_size": 4, "num_hidden_layers": 3, "intermediate_size": 5, "pat
 
 def test_a_token_costs_two_flops_a_weight() -> None:
     """Attention 8·2·(4+4+1+1) = 160 and MLP 3·8·10 = 240 weights a layer, 800 of the vocabulary."""
-    model = cost_model_of(TEXT, "text")
+    model = cost_model_from_config(TEXT, "text")
     assert model.lm_token == 2 * (2 * (160 + 240) + 800)
     assert model.lm_square == 2 * 2 * 8  # two products 2·len²·8 in two layers, half of each masked
     assert model.lm_flops(np.array([0, 1, 10])).tolist() == [0, 3200 + 32, 32000 + 3200]
@@ -29,14 +29,14 @@ def test_a_token_costs_two_flops_a_weight() -> None:
 def test_heads_that_a_config_leaves_out_are_as_wide_as_the_model() -> None:
     """Gemma 3 is published without them: weights by default would be those of a model of another size."""
     text = {name: value for name, value in TEXT.items() if name not in ("num_attention_heads", "num_key_value_heads")}
-    model = cost_model_of(text, "text")
+    model = cost_model_from_config(text, "text")
     assert (model.lm_token, model.lm_square) == (2 * (2 * (4 * 8 * 8 + 240) + 800), 2 * 2 * 8)
 
 
 def test_layers_of_a_window_see_no_further() -> None:
     """With whole len² a long sample would seem dearer than it is, in all models with sliding windows."""
     kinds = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 4}
-    model = cost_model_of(TEXT | kinds, "text")
+    model = cost_model_from_config(TEXT | kinds, "text")
     assert (model.lm_square, model.lm_window, model.window) == (16, 16, 4)
     assert model.lm_flops(np.array([3, 10])).tolist() == [9600 + 32 * 9, 32000 + 16 * 100 + 16 * (100 - 36)]
 
@@ -44,13 +44,13 @@ def test_layers_of_a_window_see_no_further() -> None:
 def test_only_experts_that_are_taken_cost() -> None:
     """Of four experts two are taken, one is shared, and the router has 4·8; the first layer is dense."""
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 3, "n_shared_experts": 1}
-    model = cost_model_of(TEXT | experts | {"first_k_dense_replace": 1}, "text")
+    model = cost_model_from_config(TEXT | experts | {"first_k_dense_replace": 1}, "text")
     assert model.lm_token == 2 * (2 * 160 + 240 + 3 * (3 * 8 * 3) + 4 * 8 + 800)
 
 
 def test_a_visual_token_costs_all_its_patches() -> None:
     """Weights a layer: 4·16 + 2·4·5 = 104; four patches a token, whose projector has (16 + 8)·8 weights."""
-    model = cost_model_of({"text_config": TEXT, "vision_config": VISION | {"spatial_merge_size": 2}}, "both")
+    model = cost_model_from_config({"text_config": TEXT, "vision_config": VISION | {"spatial_merge_size": 2}}, "both")
     assert model.vision_token == 4 * 2 * 3 * 104 + 2 * 24 * 8
     assert model.vision_square == 3 * 4 * 4 * 4**2  # 4·width of each pair of patches, 16 pairs of patches a pair
     one, two, none = model.vision_flops(np.array([6, 6, 0]), np.array([1, 2, 0])).tolist()
@@ -62,7 +62,7 @@ def test_a_visual_token_costs_all_its_patches() -> None:
 def test_tiles_of_one_size_do_not_attend_each_other() -> None:
     """An image of 13 tiles would cost 13 times the attention that it has."""
     config = {"text_config": TEXT, "vision_config": VISION | {"image_size": [8, 8]}, "downsample_ratio": 0.5}
-    model = cost_model_of(config, "tiles")
+    model = cost_model_from_config(config, "tiles")
     assert model.tile == 4
     assert model.vision_flops(np.array([52]), np.array([1])) == 13 * model.vision_flops(np.array([4]), np.array([1]))
 
@@ -70,15 +70,15 @@ def test_tiles_of_one_size_do_not_attend_each_other() -> None:
 def test_windows_of_the_encoder_are_linear() -> None:
     """One layer of three sees the image, the others a window of 2 × 2 patches each."""
     windows = {"spatial_merge_size": 2, "window_size": 4, "fullatt_block_indexes": [2]}
-    whole = cost_model_of({"text_config": TEXT, "vision_config": VISION | {"spatial_merge_size": 2}}, "whole")
-    model = cost_model_of({"text_config": TEXT, "vision_config": VISION | windows}, "windows")
+    whole = cost_model_from_config({"text_config": TEXT, "vision_config": VISION | {"spatial_merge_size": 2}}, "whole")
+    model = cost_model_from_config({"text_config": TEXT, "vision_config": VISION | windows}, "windows")
     assert model.vision_square * 3 == whole.vision_square
     assert model.vision_token - whole.vision_token == 4 * 2 * (4 * 4 * 4)
 
 
 def test_a_video_costs_its_frames() -> None:
     """As one image a video of 100 frames would cost 100 times the attention that it has."""
-    model = cost_model_of({"text_config": TEXT, "vision_config": VISION | {"spatial_merge_size": 2}}, "both")
+    model = cost_model_from_config({"text_config": TEXT, "vision_config": VISION | {"spatial_merge_size": 2}}, "both")
     assert model.vision_flops(np.array([2560]), np.array([0])) == 10 * model.vision_flops(
         np.array([256]), np.array([1])
     )
@@ -144,7 +144,7 @@ def test_weights_are_those_of_the_model(family: str) -> None:
     with torch.device("meta"):
         whole = AutoModelForImageTextToText.from_config(config)
     made: dict[str, Any] = json.loads(json.dumps(config.to_dict(), default=str))
-    model = cost_model_of(made, family)
+    model = cost_model_from_config(made, family)
     text = getattr(whole.model, "language_model", None) or whole.model.text_model
     num = sum(weight.numel() for weight in text.parameters()) - text.get_input_embeddings().weight.numel()
     assert model.lm_token == pytest.approx(2 * (num + whole.get_output_embeddings().weight.numel()), rel=0.02)

@@ -48,7 +48,7 @@ def members_of(dataset: Path, encoder: PackedTaskEncoder, wanted: Iterable[str])
     """These samples of a packed dataset by id, each encoded by itself, with its own media."""
     names = set(wanted)
     inputs = [member for pack in train(dataset) for member in inputs_of(pack) if member.sample_id in names]
-    return {member.sample_id: encoder.members.encode(member) for member in inputs}
+    return {member.sample_id: encoder.members.encode_alone(member) for member in inputs}
 
 
 def losses_alone(

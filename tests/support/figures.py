@@ -6,7 +6,7 @@ from typing import Any
 from energon_pack.plan.note_counts import SampleNotes
 from energon_pack.plan.pack_lengths import Choice
 from energon_pack.plan.report import MediaFigures, Report
-from energon_pack.report.figures import Figures, LengthTrials, Origin, OverlongLoss, Source, SourceMedium
+from energon_pack.report.figures import Figures, LengthTrials, Origin, OverlongFacts, Source, SourceMedium
 from energon_pack.report.pages.bars import Histogram
 
 LENS = {"min": 100, "p50": 1000, "p90": 2000, "p99": 4000, "max": 5000}
@@ -33,7 +33,7 @@ FIGURES = Figures(
     source=SOURCE,
     length_trials=LengthTrials(TRIES, 1000, 1000),
     origins=[Origin(".", 1000, 0, 0, 1_000_000)],
-    overlong_loss=OverlongLoss("text"),
+    overlong_loss=OverlongFacts("text"),
     report=REPORT,
 )
 

@@ -13,7 +13,7 @@ from energon_pack.samples.member import MemberInput, Shared
 from energon_pack.training.joining import join
 from energon_pack.training.layout import IGNORE, Member
 from energon_pack.training.member_encoder import Encoded, MemberEncoder
-from energon_pack.training.probe_batches import ProbeTree, probe_tree
+from energon_pack.training.probe_batches import ProbeTree, make_probe_tree
 from energon_pack.training.rope import rope_positions
 from support.samples import noise
 from support.tiny import FAMILIES, make_members
@@ -56,7 +56,7 @@ def shared_beginning(before: Member, member: Member) -> int:
 
 def with_shares(encoder: MemberEncoder, inputs: Sequence[MemberInput]) -> list[MemberInput]:
     """Return the samples, each with the length that it shares with the one before it; few tokens are not shared."""
-    each = [encoder.encode(one).tokens for one in inputs]
+    each = [encoder.encode_alone(one).tokens for one in inputs]
     found = [replace(inputs[0], shared=Shared())]
     for i in range(1, len(inputs)):
         num = shared_beginning(each[i - 1], each[i])
@@ -79,4 +79,4 @@ def joined(name: str, parts: Sequence[Encoded]) -> Encoded:
 def tiny_tree(name: str, model: Any) -> ProbeTree:
     """Trees of members of a tiny family, with an image and a clip where it has them."""
     text, image, other, clip, _ = make_members(name, model)
-    return probe_tree([text, image, clip, other], partial(joined, name))
+    return make_probe_tree([text, image, clip, other], partial(joined, name))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from energon_pack.automodel import PackRows, check_models, collate
+from energon_pack.automodel import PackRows, check_members_kept_apart, collate
 from energon_pack.errors import PackError
 from energon_pack.training.encoded import Pack
 from energon_pack.training.forward_inputs import missing_kernels
@@ -83,11 +83,11 @@ def test_what_check_lets_pass_is_exact_in_qwen3_vl(qwen3_vl: Any, mask: str) -> 
     difference = largest_difference(qwen3_vl, rows)
     print(f"Qwen3-VL, sdpa, mask={mask}: {difference:.1e}")
     if mask in ("positions", "block_causal"):
-        check_models([qwen3_vl], rows)
+        check_members_kept_apart([qwen3_vl], rows)
         assert difference < 1e-5
     else:
         with pytest.raises(PackError, match="mask: block_causal or positions"):
-            check_models([qwen3_vl], rows)
+            check_members_kept_apart([qwen3_vl], rows)
         assert difference > 0.1
 
 
@@ -104,10 +104,10 @@ def test_flash_attention_keeps_members_apart_in_qwen3_vl(qwen3_vl: Any, mask: st
     print(f"Qwen3-VL, flash_attention_2, mask={mask}: {difference:.1e}")
     assert (difference < 0.02) == exact
     if exact:
-        check_models([own], rows)
+        check_members_kept_apart([own], rows)
     else:
         with pytest.raises(PackError, match="flash_varlen"):
-            check_models([own], rows)
+            check_members_kept_apart([own], rows)
 
 
 @pytest.fixture
@@ -124,12 +124,12 @@ def qwen3_5() -> Any:
 def test_qwen3_5_without_its_kernels_mixes_members(qwen3_5: Any) -> None:
     """Automodel then says nothing, transformers that it is "correct but much slower": here the dataset is refused."""
     rows = rows_of("qwen3_5", "block_causal", metadata=True)
-    check_models([qwen3_5], rows)  # its attention is right: what is missing is for the dataset to say
+    check_members_kept_apart([qwen3_5], rows)  # its attention is right: what is missing is for the dataset to say
     difference = largest_difference(qwen3_5, rows)
     print(f"Qwen3.5 without kernels, sdpa, mask=block_causal: {difference:.1e}")
     assert difference > 0.01
     with pytest.raises(PackError, match="metadata: true"):
-        check_models([qwen3_5], rows_of("qwen3_5", "block_causal"))
+        check_members_kept_apart([qwen3_5], rows_of("qwen3_5", "block_causal"))
 
 
 def test_qwen3_5_with_kernels_that_begin_anew_is_exact(qwen3_5: Any) -> None:

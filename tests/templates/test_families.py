@@ -28,7 +28,7 @@ from energon_pack.templates.families.sound_steps import StepCache
 from energon_pack.templates.families.stand_ins import BlankMedia
 from energon_pack.templates.folder import processor_class
 from energon_pack.templates.models import packaged_models, read_model
-from energon_pack.templates.processor import choice_of, load_saved_template, load_template, prepare_template
+from energon_pack.templates.processor import build_uncached_template, choice_of, load_saved_template, prepare_template
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import MediaConfig
 from support.models import of_model
@@ -111,7 +111,7 @@ def _is_taken(processor: str, template: str, factor: int | None, add_special_tok
         template, processor, factor=factor, add_special_tokens=add_special_tokens, trust_remote_code=True
     )
     try:
-        load_template(settings)
+        build_uncached_template(settings)
     except PackError:
         return False
     return True

@@ -13,7 +13,7 @@ import pytest
 from energon_pack.errors import PackError
 from energon_pack.samples.media.arguments import sound_arguments
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.prepared import media_inputs, prepared_media
+from energon_pack.samples.media.prepared import prepared_media, processor_arguments
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.media.requested import with_requested_settings
 from energon_pack.samples.media.streams import decode_audio
@@ -98,7 +98,7 @@ def test_tokens_are_the_processors(tmp_path: Path, write: Callable[[Path], Path]
         if number % 2:
             files = [sound(7000, 22_050), *files, video_with_sound(6, 2, 30_000)]
         sample = asked(looked_at(*files))
-        given = media_inputs(
+        given = processor_arguments(
             template.input_rules, prepared_media(template.input_rules, template.seen(sample.media), files)
         )
         ids = template.encode(sample).ids
@@ -114,7 +114,7 @@ def test_seconds_are_those_of_the_run(tmp_path: Path) -> None:
     made = full_processor(template.spec.processor)(
         text=["<|vision_bos|><|VIDEO|><|vision_eos|>"],
         return_tensors="pt",
-        **media_inputs(
+        **processor_arguments(
             template.input_rules,
             prepared_media(template.input_rules, template.seen(looked_at(data, heard=False)), [data]),
         ),
@@ -213,7 +213,7 @@ def test_lengths_are_the_processors(tmp_path: Path, write: Callable[[Path], Path
     for num_samples, rate in ((16_001, 16_000), (7000, 8000), (50_123, 48_000), (510_000, 16_000)):
         data = sound(num_samples, rate)
         sample = Sample(TURNS, [Media("audio", extension="wav", num_samples=num_samples, rate=rate)])
-        made = media_inputs(
+        made = processor_arguments(
             template.input_rules, prepared_media(template.input_rules, template.seen(sample.media), [data])
         )
         assert template.encode(sample).ids == full_processor_ids(full, template, sample, made)

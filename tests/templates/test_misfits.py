@@ -18,7 +18,7 @@ from energon_pack.templates.families.qwen_vl import QwenVL
 from energon_pack.templates.families.rules import positive_int
 from energon_pack.templates.full_processor import quiet_transformers
 from energon_pack.templates.identity import UNEVEN_VIDEOS
-from energon_pack.templates.processor import choice_of, load_template, prepare_template
+from energon_pack.templates.processor import build_uncached_template, choice_of, prepare_template
 from energon_pack.templates.trial import Trial
 from support.marks import first_of
 from support.models import of_model
@@ -165,7 +165,7 @@ def folder(tmp_path: Path) -> Path:
 def refused(folder: Path, template: str = "auto", **model: Any) -> str:
     """The one line that a model and a processor end with."""
     with pytest.raises(PackError) as error:
-        load_template(of_model(template, folder, **model))
+        build_uncached_template(of_model(template, folder, **model))
     line = " ".join(str(error.value).splitlines())  # as the command line prints it
     assert "Traceback" not in line, line
     assert len(line) < 600, line
@@ -202,10 +202,10 @@ def test_a_pixel_limit_that_counts_for_nothing_is_refused(
         rules = [build(of_model("shapes", folder, **one), folder).rules for one in given]
         seen = [[each.expand(size, []) for size in sizes] for each in rules]
     if seen[0] == seen[1]:
-        assert f"model.{name}={limit}: " in refused(folder, **{name: limit})
+        assert f"model.{name}={limit}: " in refused(folder, **given[1])
         assert "has no such setting" in refused(folder, processor_kwargs={name: limit})
     else:
-        load_template(of_model("auto", folder, **{name: limit}))
+        build_uncached_template(of_model("auto", folder, **given[1]))
 
 
 @pytest.mark.parametrize("name", REMOTE)
@@ -234,7 +234,7 @@ def test_a_size_that_no_file_states_names_the_file() -> None:
 
 def test_the_folder_is_right_where_nothing_is_broken(folder: Path) -> None:
     """All of the above would pass for a folder that nothing takes."""
-    assert load_template(of_model("auto", folder)).rules.media_tokens == {"image": "<image>"}
+    assert build_uncached_template(of_model("auto", folder)).rules.media_tokens == {"image": "<image>"}
 
 
 #: of each kind of misfit one: a damaged file, a model that no pack serves, settings, a template, code of its own
@@ -317,12 +317,12 @@ def test_rules_that_count_other_features_are_no_longer_exact(
 ) -> None:
     """Only texts were compared: `internvl` and `shapes` packed 3 and 0 of 19 samples of one set."""
     need_torchvision()
-    template = load_template(of_model("qwen_vl", demo[1]))
+    template = build_uncached_template(of_model("qwen_vl", demo[1]))
     trial = Trial(lists=[(), ("image",)])
     assert trial.outcomes(template)["image"].is_exact
     own = QwenVL.expand
     monkeypatch.setattr(QwenVL, "expand", lambda *given: (own(*given)[0], own(*given)[1] + 2))
-    template = load_template(of_model("qwen_vl", demo[1]))
+    template = build_uncached_template(of_model("qwen_vl", demo[1]))
     assert "features of media, and" in trial.outcomes(template)["image"].difference
 
 

@@ -15,7 +15,7 @@ import pytest
 from energon_pack.errors import PackError
 from energon_pack.templates.folder import files_state
 from energon_pack.templates.full_processor import full_processor
-from energon_pack.templates.processor import load_saved_template, load_template, prepare_template
+from energon_pack.templates.processor import build_uncached_template, load_saved_template, prepare_template
 from energon_pack.templates.processor_inputs import full_processor_ids
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
@@ -98,10 +98,10 @@ def test_a_processor_takes_its_default_for_tools_too(folder_of: Make) -> None:
         "{{ m.content }}", "{% if m.content is string %}{{ m.content }}{% else %}" + asked + "{% endfor %}{% endif %}"
     )
     folder = folder_of(shown, in_files=True, only_tokenizer=False)
-    template = load_template(of_model("qwen_vl", folder))
+    template = build_uncached_template(of_model("qwen_vl", folder))
     assert template.encode(SAMPLES[0]).ids == by_itself(template, SAMPLES[0]) == template.encode(SAMPLES[2]).ids
     assert template.render(SAMPLES[0]).leaves_out_tools
-    of_tokenizer = load_template(of_model("qwen_vl", folder_of(shown, in_files=False, only_tokenizer=False)))
+    of_tokenizer = build_uncached_template(of_model("qwen_vl", folder_of(shown, in_files=False, only_tokenizer=False)))
     assert of_tokenizer.encode(SAMPLES[0]).ids == by_itself(of_tokenizer, SAMPLES[0])
     assert "Tools: " in of_tokenizer.render(SAMPLES[0]).text  # its processor has no template of its own
 
@@ -110,7 +110,7 @@ def test_a_tokenizer_that_stands_in_for_a_processor_is_told(folder_of: Make) -> 
     """Without torchvision texts are compared with the tokenizer, which reads no chat_template.json."""
     folder = folder_of(DEFAULT, in_files=False, only_tokenizer=False)
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": "A chat.\n" + DEFAULT}))
-    template = load_template(of_model("qwen_vl", folder))
+    template = build_uncached_template(of_model("qwen_vl", folder))
     tokenizer = import_module("transformers").AutoTokenizer.from_pretrained(folder)
     for sample in SAMPLES[::2]:
         ids = template.encode(sample).ids
@@ -120,13 +120,13 @@ def test_a_tokenizer_that_stands_in_for_a_processor_is_told(folder_of: Make) -> 
 def test_a_name_chooses_for_all_samples(folder_of: Make) -> None:
     """As in transformers; an unknown name would be rendered there as a template that writes that name."""
     folder = folder_of(DEFAULT, in_files=False)
-    named = load_template(of_model("text", folder, chat_template="default"))
+    named = build_uncached_template(of_model("text", folder, chat_template="default"))
     assert named.render(SAMPLES[0]).leaves_out_tools
     assert named.encode(SAMPLES[2]).ids == by_itself(named, SAMPLES[2])
     with pytest.raises(
         PackError, match=r"model\.chat_template=rag: .* no template of that name; it has default, tool_use"
     ):
-        load_template(of_model("text", folder, chat_template="rag"))
+        build_uncached_template(of_model("text", folder, chat_template="rag"))
 
 
 def test_both_templates_are_in_the_fingerprint(folder_of: Make, tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_both_templates_are_in_the_fingerprint(folder_of: Make, tmp_path: Path) 
         != load_saved_template(after).fingerprints["chat_template"]
     )
     file.write_text("{{ strftime_now('%Y') }}" + FOR_TOOLS)
-    dated = load_template(of_model("text", folder, date="1999-12-31"))
+    dated = build_uncached_template(of_model("text", folder, date="1999-12-31"))
     assert dated.render(SAMPLES[0]).text.startswith("1999")
     assert dated.encode(SAMPLES[0]).ids == by_itself(dated, SAMPLES[0])
 
@@ -164,7 +164,7 @@ def test_the_audit_asks_as_a_user_would(folder_of: Make, tmp_path: Path, monkeyp
     assert done.returncode == 0, done.stderr
     assert "verified: 2 samples in the full processor, none differs" in done.stdout
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other user"))  # else the right template would be found there
-    monkeypatch.setattr("energon_pack.templates.build._chat_templates", lambda *_: (WITH_CALLS, ""))
+    monkeypatch.setattr("energon_pack.templates.build._choose_chat_templates", lambda *_: (WITH_CALLS, ""))
     done = command_here("energon_pack", *run, "output.name=wrong", "cache_dir=other", cwd=tmp_path)
     assert done.returncode == 1
     assert "tokens in the full processor" in done.stderr

@@ -10,7 +10,7 @@ from energon_pack.errors import PackError
 from energon_pack.samples.documents import document_of
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.skip import Skip
-from energon_pack.templates.processor import load_template
+from energon_pack.templates.processor import build_uncached_template
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 from support.marks import slow
@@ -54,13 +54,13 @@ def test_a_weight_of_its_turn_counts(template: Template, key: str, value: Any, s
 
 
 def test_the_end_is_a_setting_in_the_fingerprint(demo: tuple[Path, Path], template: Template) -> None:
-    other = load_template(of_model("qwen_vl", demo[1], document_end="<|im_end|>"))
-    none = load_template(of_model("qwen_vl", demo[1], document_end=""))
+    other = build_uncached_template(of_model("qwen_vl", demo[1], document_end="<|im_end|>"))
+    none = build_uncached_template(of_model("qwen_vl", demo[1], document_end=""))
     assert marked(other, Sample(document_of(CAT), [])) == "«a cat<|im_end|>»"
     assert marked(none, Sample(document_of(CAT), [])) == "«a cat»"
     assert len({template.fingerprint, other.fingerprint, none.fingerprint}) == 3
     with pytest.raises(PackError, match=r"model\.document_end=<end>: the tokenizer in .* has no such token"):
-        load_template(of_model("qwen_vl", demo[1], document_end="<end>"))
+        build_uncached_template(of_model("qwen_vl", demo[1], document_end="<end>"))
 
 
 @pytest.mark.skipif(not REAL.exists(), reason="needs ../shared/real")
@@ -75,7 +75,7 @@ def test_the_end_is_a_setting_in_the_fingerprint(demo: tuple[Path, Path], templa
     ],
 )
 def test_ends_of_other_models(name: str, family: str, expected: str) -> None:
-    template = load_template(of_model(family, REAL / "processors" / name))
+    template = build_uncached_template(of_model(family, REAL / "processors" / name))
     assert marked(template, Sample(document_of(CAT), [])) == expected
 
 
@@ -100,7 +100,7 @@ def writing(demo: tuple[Path, Path]) -> Callable[..., Template]:
 
     def make(*roles: str, calls: str = _CALLS) -> Template:
         source = _WRITES.replace("ROLES", str(list(roles))).replace("CALLS", calls)
-        return load_template(of_model("text", demo[1], chat_template=source))
+        return build_uncached_template(of_model("text", demo[1], chat_template=source))
 
     return make
 

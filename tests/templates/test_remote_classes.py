@@ -8,9 +8,9 @@ from PIL import Image
 
 from energon_pack.samples.media.arguments import PreparedMedia
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.prepared import media_inputs
+from energon_pack.samples.media.prepared import processor_arguments
 from energon_pack.templates.full_processor import full_processor
-from energon_pack.templates.processor import load_template
+from energon_pack.templates.processor import build_uncached_template
 from energon_pack.templates.processor_inputs import full_processor_ids
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
@@ -72,7 +72,7 @@ def remote(folder: Path, code: str) -> Path:
 
 
 def template_for(folder: Path) -> Template:
-    return load_template(of_model("auto", folder, trust_remote_code=True, add_special_tokens=None))
+    return build_uncached_template(of_model("auto", folder, trust_remote_code=True, add_special_tokens=None))
 
 
 def sample_of(*sizes: tuple[int, int]) -> Sample:
@@ -83,7 +83,7 @@ def sample_of(*sizes: tuple[int, int]) -> Sample:
 
 def ids_of_full(template: Template, sample: Sample) -> list[int]:
     images = [Image.fromarray(np.zeros((m.height, m.width, 3), np.uint8)) for m in sample.media]
-    media = media_inputs(template.input_rules, PreparedMedia(["image"] * len(images), images))
+    media = processor_arguments(template.input_rules, PreparedMedia(["image"] * len(images), images))
     return full_processor_ids(full_processor(template.spec.processor), template, sample, media)
 
 
@@ -108,8 +108,10 @@ def test_several_images_are_asked_and_trained_as_their_class_takes_them(tmp_path
     template = template_for(remote(tmp_path / "remote", NESTED))
     assert template.rules.nests_images
     images = [Image.new("RGB", (8, 8))] * 2
-    assert media_inputs(template.input_rules, PreparedMedia(["image"] * len(images), images))["images"] == [images]
-    assert media_inputs(template.input_rules, PreparedMedia(["image"], images[:1]))["images"] == images[:1]
+    assert processor_arguments(template.input_rules, PreparedMedia(["image"] * len(images), images))["images"] == [
+        images
+    ]
+    assert processor_arguments(template.input_rules, PreparedMedia(["image"], images[:1]))["images"] == images[:1]
     assert not template_for(remote(tmp_path / "flat", CODE)).rules.nests_images
 
 

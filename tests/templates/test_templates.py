@@ -19,7 +19,7 @@ from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.full_processor import prepare_torchvision
 from energon_pack.templates.preprocess import smart_resize
-from energon_pack.templates.processor import load_saved_template, load_template, prepare_template
+from energon_pack.templates.processor import build_uncached_template, load_saved_template, prepare_template
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 from support.models import of_model
@@ -179,7 +179,7 @@ def test_what_a_family_does_not_see_is_unsupported_not_free(demo: tuple[Path, Pa
 
 
 def with_template(demo: tuple[Path, Path], chat_template: str, **more: Any) -> Template:
-    return load_template(of_model("qwen_vl", demo[1], chat_template=chat_template, **more))
+    return build_uncached_template(of_model("qwen_vl", demo[1], chat_template=chat_template, **more))
 
 
 def test_generation_blocks_and_variables(demo: tuple[Path, Path]) -> None:
@@ -203,7 +203,7 @@ def test_a_template_that_leaves_out_an_image_costs_the_sample(demo: tuple[Path, 
 
 def test_fingerprint_follows_what_lengths_depend_on(demo: tuple[Path, Path], template: Template) -> None:
     def fingerprints(**settings: Any) -> dict[str, str]:
-        return load_template(of_model("qwen_vl", demo[1], **settings)).fingerprints
+        return build_uncached_template(of_model("qwen_vl", demo[1], **settings)).fingerprints
 
     base = fingerprints()
     assert base == template.fingerprints
@@ -216,12 +216,14 @@ def test_fingerprint_follows_what_lengths_depend_on(demo: tuple[Path, Path], tem
 def test_a_variable_that_no_template_reads_is_refused(demo: tuple[Path, Path]) -> None:
     """A slip of the pen in `enable_thinking` changed nothing, and nothing said so."""
     with pytest.raises(PackError, match=r"model\.chat_template_kwargs\.b: of these, the chat template reads a$"):
-        load_template(of_model("text", demo[1], chat_template="{{ a }}{{ messages }}", chat_template_kwargs={"b": 1}))
+        build_uncached_template(
+            of_model("text", demo[1], chat_template="{{ a }}{{ messages }}", chat_template_kwargs={"b": 1})
+        )
 
 
 def test_pixel_limits_reach_the_rule(demo: tuple[Path, Path]) -> None:
-    by_name = load_template(of_model("qwen_vl", demo[1], min_pixels=6272, max_pixels=200_704))
-    by_kwargs = load_template(
+    by_name = build_uncached_template(of_model("qwen_vl", demo[1], min_pixels=6272, max_pixels=200_704))
+    by_kwargs = build_uncached_template(
         of_model("qwen_vl", demo[1], processor_kwargs={"min_pixels": 6272, "max_pixels": 200_704})
     )
     assert image_settings(by_name) == image_settings(by_kwargs) == (28, 6272, 200_704)
@@ -247,7 +249,7 @@ def test_pixel_limits_may_be_null_or_floats(
         key: value for key, value in settings.items() if key not in ("size", "min_pixels", "max_pixels")
     } | written
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
-    assert image_settings(load_template(of_model("qwen_vl", tmp_path))) == (28, *limits)
+    assert image_settings(build_uncached_template(of_model("qwen_vl", tmp_path))) == (28, *limits)
 
 
 def test_the_cached_template_is_the_built_one(demo: tuple[Path, Path], tmp_path: Path) -> None:
@@ -255,7 +257,7 @@ def test_the_cached_template_is_the_built_one(demo: tuple[Path, Path], tmp_path:
     folder = prepare_template(settings, tmp_path)
     assert prepare_template(settings, tmp_path) == folder
     sample = Sample(turns("q", "Sort these numbers."), [])
-    assert load_saved_template(folder).encode(sample) == load_template(settings).encode(sample)
+    assert load_saved_template(folder).encode(sample) == build_uncached_template(settings).encode(sample)
 
 
 def test_a_changed_processor_is_not_the_cached_one(demo: tuple[Path, Path], tmp_path: Path) -> None:
@@ -280,14 +282,14 @@ def test_a_changed_processor_is_not_the_cached_one(demo: tuple[Path, Path], tmp_
 )
 def test_wrong_processors_are_refused(demo: tuple[Path, Path], settings: dict[str, Any], message: str) -> None:
     with pytest.raises(PackError, match=message):
-        load_template(of_model(**{"template": "qwen_vl", "processor": demo[1], **settings}))
+        build_uncached_template(of_model(**{"template": "qwen_vl", "processor": demo[1], **settings}))
 
 
 def test_a_folder_without_image_settings_is_refused(demo: tuple[Path, Path], tmp_path: Path) -> None:
     for name in ("vocab.json", "merges.txt", "tokenizer_config.json", "chat_template.jinja"):
         (tmp_path / name).write_bytes((demo[1] / name).read_bytes())
     with pytest.raises(PackError, match="another family's"):
-        load_template(of_model("qwen_vl", tmp_path))
+        build_uncached_template(of_model("qwen_vl", tmp_path))
 
 
 def test_the_demo_is_made_the_same_every_time(demo: tuple[Path, Path], tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, RandomSampler
 from energon_pack import PackError, guard
 from energon_pack.dataset.packing_template import load_template
 from energon_pack.trainers.check import check_trainer
-from energon_pack.trainers.collator import Collator, dataset_number
+from energon_pack.trainers.collator import Collator, dataset_hash
 from energon_pack.trainers.loss import weighted
 from energon_pack.trainers.on_disk import PackedDataset
 from energon_pack.training import member_encoder
@@ -71,7 +71,7 @@ def test_rows_of_another_split_are_refused(
     demo_folder: Path, demo_packs: PackedDataset, model: Any, tmp_path: Path
 ) -> None:
     """`eval_dataset=val.as_dataset()` evaluated the training packs of those numbers, and nothing said so."""
-    collate, number = demo_packs.collator(model), dataset_number(demo_packs.fingerprint)
+    collate, number = demo_packs.collator(model), dataset_hash(demo_packs.fingerprint)
     row = rows(demo_packs)[0]
     assert torch.equal(collate([row | {"packs_of": number}])["input_ids"], collate([row])["input_ids"])
     other = Path(shutil.copytree(demo_folder, tmp_path / "packed"))
@@ -79,7 +79,7 @@ def test_rows_of_another_split_are_refused(
     split.write_text(split.read_text().replace("train:", "val:", 1).replace("val: []", "train: []", 1))
     of_val = PackedDataset(other, demo_packs.encoder.rules.folder, split="val")
     with pytest.raises(PackError, match=r"another dataset or split.*eval_dataset=packs"):
-        collate([row | {"packs_of": dataset_number(of_val.fingerprint)}])
+        collate([row | {"packs_of": dataset_hash(of_val.fingerprint)}])
 
 
 def test_weights_and_other_layouts_are_refused(demo_folder: Path, demo: tuple[Path, Path], model: Any) -> None:
@@ -199,13 +199,13 @@ def test_a_fault_of_the_encoder_itself_is_noticed(
     """A sample's own pack would have it, too: samples alone are given no positions, and pixels by a plain call."""
     unguarded = demo_model(load_template(demo_folder, str(demo[1])))
     if fault == "pixels":
-        join = MemberEncoder.encode_all
+        join = MemberEncoder.encode_together
 
         def encode_all(self: MemberEncoder, *inputs: Any) -> tuple[Any, dict[str, torch.Tensor]]:
             members, media = join(self, *inputs)
             return members, media | ({"pixel_values": media["pixel_values"] * -4} if media else {})
 
-        monkeypatch.setattr(MemberEncoder, "encode_all", encode_all)
+        monkeypatch.setattr(MemberEncoder, "encode_together", encode_all)
     else:
         halved: Callable[..., torch.Tensor] = lambda *given, **media: rope_positions(*given, **media) // 2  # noqa: E731
         monkeypatch.setattr(member_encoder, "rope_positions", halved)

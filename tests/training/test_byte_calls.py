@@ -13,7 +13,7 @@ from PIL import Image
 from energon_pack.samples.media.arguments import PreparedMedia
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.member import MemberInput
-from energon_pack.templates.processor import load_template
+from energon_pack.templates.processor import build_uncached_template
 from energon_pack.training.byte_calls import ByteCalls, OtherStepsError, _Steps
 from energon_pack.training.media_inputs import MediaProcessor
 from energon_pack.training.member_encoder import MemberEncoder
@@ -40,7 +40,7 @@ def dirty(shape: Sequence[int]) -> torch.Tensor:
 
 def media_processor(real: Path, name: str) -> MediaProcessor:
     need_torchvision()
-    rules = load_template(of_model(FORMS[name][0], real / "processors" / name)).input_rules
+    rules = build_uncached_template(of_model(FORMS[name][0], real / "processors" / name)).input_rules
     media = MediaProcessor(rules)
     media._byte_calls = ByteCalls(media._call, dirty)
     return media
@@ -103,7 +103,7 @@ class Padding:
 def test_what_is_added_behind_the_normalization_is_seen() -> None:
     """Zeros of a frame are no black pixels: normalized they would be other numbers."""
     steps = _Steps()
-    made = steps.copied(Padding())(torch.zeros(1, 3, 4, 4, dtype=torch.uint8))
+    made = steps.copy_keeping_bytes(Padding())(torch.zeros(1, 3, 4, 4, dtype=torch.uint8))
     with pytest.raises(OtherStepsError):
         steps.scale_of({"pixel_values": made})
 
@@ -120,9 +120,9 @@ def test_a_picture_of_the_caller_is_not_shared() -> None:
 def test_memory_of_a_batch_before_shows_nowhere(real: Path) -> None:
     """Padding is written, too: what lies in used memory would train a model."""
     need_torchvision()
-    encoder = MemberEncoder(load_template(of_model("qwen_vl", real / "processors/qwen2_5_vl")).input_rules)
+    encoder = MemberEncoder(build_uncached_template(of_model("qwen_vl", real / "processors/qwen2_5_vl")).input_rules)
     encoder.media_processor._byte_calls = ByteCalls(encoder.media_processor._call, dirty)
     turns = [{"role": "user", "content": "<image>?"}, {"role": "assistant", "content": "That."}]
     members = [MemberInput(str(n), turns, [LazyImage(picture(60, 90 + n), "i")], []) for n in range(2)]
-    _, media = encoder.encode_all(members, lambda *_: None)
+    _, media = encoder.encode_together(members, lambda *_: None)
     assert not media["pixel_values"].isnan().any()

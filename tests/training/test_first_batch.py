@@ -17,7 +17,7 @@ from energon_pack.errors import format_bytes
 from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.guards import Guard, guard
 from energon_pack.training.layout import IGNORE
-from energon_pack.training.logit_memory import free_in_groups
+from energon_pack.training.logit_memory import free_bytes_in_cgroups
 from energon_pack.training.member_encoder import Encoded
 from support.tiny import FAMILIES, TEXT, MadeEncoder, make_batch, make_members, make_model, text_members, tf
 
@@ -497,4 +497,4 @@ def test_the_limit_of_a_control_group_counts_as_the_memory_that_is_free(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{text}\n")
         (path.parent / "memory.stat").write_text("anon 1300\ninactive_file 100\n")
-    assert [*free_in_groups(tmp_path / "cgroup", tmp_path / "fs")] == free
+    assert [*free_bytes_in_cgroups(tmp_path / "cgroup", tmp_path / "fs")] == free

@@ -80,12 +80,14 @@ def test_a_demo_is_packed_from_google_to_google_and_loaded_from_there(
     pack(run)
     pack(config(demo[0], **settings))
     local = tmp_path / "out" / "packed"
-    found = {name.removeprefix(f"{google}/out/packed/"): name for name in stores.entries(f"{google}/out/packed")}
+    found = {
+        name.removeprefix(f"{google}/out/packed/"): name for name in stores.list_recursively(f"{google}/out/packed")
+    }
     assert same({name: stores.read_whole(there) for name, there in found.items()}) == same(files(local))
-    assert list(stores.entries(f"{google}/out/.staging")) == []
-    before = stores.entries(f"{google}/out/packed")
+    assert list(stores.list_recursively(f"{google}/out/.staging")) == []
+    before = stores.list_recursively(f"{google}/out/packed")
     pack(run)
-    assert stores.entries(f"{google}/out/packed") == before  # there already
+    assert stores.list_recursively(f"{google}/out/packed") == before  # there already
     again = pack(replace(run, output=replace(run.output, name="again")))  # compares the source
     assert again["cache"]["shards_measured"] == 0
     address = energon_address(f"{google}/out/packed")
@@ -99,7 +101,7 @@ def test_a_demo_is_packed_from_google_to_google_and_loaded_from_there(
 def test_an_object_has_one_version_however_it_is_asked(google: str, tmp_path: Path) -> None:
     """And another once it was written again."""
     stores.put(f"{google}/in/a", b"one")
-    listed = stores.entries(f"{google}/in")
+    listed = stores.list_recursively(f"{google}/in")
     assert listed == {f"{google}/in/a": stores.find(f"{google}/in/a")}
     stores.put(f"{google}/in/a", b"two")
     assert stores.find(f"{google}/in/a") != listed[f"{google}/in/a"]
@@ -111,7 +113,7 @@ def test_an_object_has_one_version_however_it_is_asked(google: str, tmp_path: Pa
     stores.delete([f"{google}/in/a", f"{google}/in/large"])
     with pytest.raises(FileNotFoundError):
         stores.find(f"{google}/in/a")
-    assert stores.entries(f"{google}/in") == {}
+    assert stores.list_recursively(f"{google}/in") == {}
 
 
 def test_a_bucket_that_there_is_not_is_said(

@@ -210,13 +210,13 @@ def test_without_files_in_memory_batches_are_as_before(
         raise OSError("Function not implemented")
 
     monkeypatch.setattr(os, "memfd_create", refused)
-    kept_memory._has_files.cache_clear()
+    kept_memory._can_make_files.cache_clear()
     assert are_right([*loader(1)])
-    assert not [kept_memory._has_files() for _ in range(2)][1]
+    assert not [kept_memory._can_make_files() for _ in range(2)][1]
     assert caplog.messages == [
         "batches are in fresh memory, which costs time: no file in memory can be made (Function not implemented)"
     ]
-    kept_memory._has_files.cache_clear()
+    kept_memory._can_make_files.cache_clear()
     assert kept_memory._mapped == {}
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from energon_pack.training.fixed_shapes import packed_seq_params
 from energon_pack.training.layout import IGNORE, Member, RowForm, neat, seq_idx
-from energon_pack.training.megatron_layouts import member_rows, mlm, thd
+from energon_pack.training.megatron_layouts import mlm, one_row_per_member, thd
 from energon_pack.training.member_encoder import Encoded
 from support.tiny import FAMILIES, alone, make_batch, make_members, make_model
 
@@ -93,10 +93,10 @@ def test_rope_rows_go_on_through_a_gap() -> None:
 
 
 def test_rows_and_mlm() -> None:
-    rows = member_rows(THREE, RowForm(pad_id=7))
+    rows = one_row_per_member(THREE, RowForm(pad_id=7))
     assert rows["input_ids"].tolist() == [[10, 11, 12, 0], [20, 21, 0, 0], [30, 31, 32, 33]]
     with pytest.raises(ValueError, match="ends with token 0"):
-        member_rows([member(3, -2)], RowForm())
+        one_row_per_member([member(3, -2)], RowForm())
     batch = mlm(THREE, RowForm(multiple=4))
     assert batch["labels"].shape == (1, 13)  # its step drops the first
     assert batch["labels"][0, 1:].tolist() == thd(THREE, RowForm(multiple=4))["labels"][0].tolist()

@@ -13,9 +13,9 @@ from energon_pack.trainers.on_disk import PackedDataset
 from energon_pack.training import trials
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.batch_members import MemberPlaces
-from energon_pack.training.encoded import TOLD_MEDIA_LENS, ToldBatch
+from energon_pack.training.encoded import TOLD_MEDIA_LENS, BatchWithMediaLens
 from energon_pack.training.guards import guard
-from energon_pack.training.media_shares import MediaShares, media_shares, told_media_lens
+from energon_pack.training.media_shares import MediaShares, media_lens_by_boundaries, media_shares
 from support.alone import demo_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -29,11 +29,13 @@ def nothing_told() -> None:
 def alone(packs: PackedDataset, number: int) -> list[dict[str, int]]:
     """How many rows of each input each member has by itself."""
     members: Any = packs.members(0, number)
-    return [{name: len(value) for name, value in packs.encoder.members.encode(one).media.items()} for one in members]
+    return [
+        {name: len(value) for name, value in packs.encoder.members.encode_alone(one).media.items()} for one in members
+    ]
 
 
 def told(inputs: Any) -> Any:
-    return told_media_lens(inputs["cu_seq_lens_q"])
+    return media_lens_by_boundaries(inputs["cu_seq_lens_q"])
 
 
 def test_a_batch_of_packs_tells_how_much_of_each_input_is_each_member_s(demo_packs: PackedDataset) -> None:
@@ -69,19 +71,19 @@ class Model:
 
     def __call__(self, numbers: list[int]) -> dict[str, Any]:
         batch = self.packs.collate([self.packs[number] for number in numbers])
-        return PackedBatch({**batch})._told_by(batch).model_inputs()
+        return PackedBatch({**batch})._copy_media_lens_from(batch).model_inputs()
 
 
 def test_two_batches_that_tell_different_things_tell_nothing() -> None:
     """They have the same boundaries; one that came first must not answer for the other."""
     boundaries = torch.tensor([0, 5, 9])
     for lens in ([1, 2], [1, 2], [2, 1], [1, 2]):
-        made = ToldBatch()
+        made = BatchWithMediaLens()
         made.media_lens = (0, 5, 9), {"pixel_values": lens}
-        ToldBatch()._told_by(made)
-        known = told_media_lens(boundaries)
+        BatchWithMediaLens()._copy_media_lens_from(made)
+        known = media_lens_by_boundaries(boundaries)
     assert known == {}
-    assert told_media_lens(None) == told_media_lens(torch.tensor([0, 3])) == {}
+    assert media_lens_by_boundaries(None) == media_lens_by_boundaries(torch.tensor([0, 3])) == {}
 
 
 def test_what_a_pack_tells_is_not_guessed() -> None:
@@ -91,9 +93,9 @@ def test_what_a_pack_tells_is_not_guessed() -> None:
     inputs = {"input_ids": ids, "pixel_values": torch.rand(4, 3, 2, 2), "cu_seq_lens_q": torch.tensor([0, 9, 13])}
     shares = media_shares(inputs, members, (ids == 4).long(), None, {})
     assert shares.ends == {"pixel_values": (0, [0, 2, 4])}
-    batch = ToldBatch()
+    batch = BatchWithMediaLens()
     batch.media_lens = (0, 9, 13), {"pixel_values": [3, 1]}
-    ToldBatch()._told_by(batch)
+    BatchWithMediaLens()._copy_media_lens_from(batch)
     shares = media_shares(inputs, members, (ids == 4).long(), None, {})
     assert shares.ends == {"pixel_values": (0, [0, 3, 4])}
 
@@ -102,7 +104,7 @@ def test_guard_takes_what_packs_tell(
     demo_packs: PackedDataset, demo_folder: Path, demo: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No grid and no run of tokens is looked at."""
-    monkeypatch.setattr("energon_pack.training.media_shares._ends", lambda *_: pytest.fail("guessed"))
+    monkeypatch.setattr("energon_pack.training.media_shares._find_ends", lambda *_: pytest.fail("guessed"))
     model = demo_model(load_template(demo_folder, str(demo[1])))
     seen: list[MediaShares] = []
 

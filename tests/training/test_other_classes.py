@@ -23,7 +23,7 @@ from energon_pack.config import GroupBy, Mask, ModelConfig, PackConfig, Rope
 from energon_pack.dataset.packing_template import load_template
 from energon_pack.loading.task_encoder import PackedTaskEncoder, inputs_of
 from energon_pack.pack import pack
-from energon_pack.samples.media.prepared import media_inputs, prepared_media
+from energon_pack.samples.media.prepared import prepared_media, processor_arguments
 from energon_pack.samples.placeholders import split_content
 from energon_pack.templates.full_processor import full_processor
 from energon_pack.templates.model_inputs import sample_of
@@ -292,7 +292,7 @@ def alone(dataset: Path, encoder: PackedTaskEncoder, template: Template, model: 
             messages = split_content(member.messages, [kind for kind, own in member.media.items() for _ in own])
             text = processor.apply_chat_template(messages, template.spec.chat_template, tokenize=False)
             given = {"text": [text], "text_kwargs": {"add_special_tokens": False}}
-            made = media_inputs(
+            made = processor_arguments(
                 encoder.rules,
                 prepared_media(encoder.rules, template.seen(media), own),
             )
@@ -303,5 +303,5 @@ def alone(dataset: Path, encoder: PackedTaskEncoder, template: Template, model: 
             with torch.no_grad():
                 heard = {"use_audio_in_video": True} if any(medium.is_heard for medium in media) else {}
                 logits = model(**inputs, **heard, use_cache=False).logits[0]
-            labels = encoder.members.encode(member).tokens.labels
+            labels = encoder.members.encode_alone(member).tokens.labels
             yield member.sample_id, (inputs["input_ids"][0].tolist(), logits, labels)

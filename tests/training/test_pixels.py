@@ -19,7 +19,7 @@ from energon_pack.samples.media.medium import Media
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.full_processor import full_processor
-from energon_pack.templates.processor import load_template
+from energon_pack.templates.processor import build_uncached_template
 from energon_pack.templates.sample import Sample
 from energon_pack.training.batch import PackedBatch, touch_vision
 from energon_pack.training.joining import Join, JoinError
@@ -43,18 +43,20 @@ def num_patches(media: dict[str, Any], name: str) -> int:
 @pytest.mark.parametrize(("name", "family"), [("qwen2_5_vl", "qwen_vl"), ("qwen3_vl", "qwen3_vl")])
 def test_real_processors_make_a_feature_for_each_token(real: Path, name: str, family: str) -> None:
     need_torchvision()
-    template = load_template(of_model(family, real / "processors" / name))
+    template = build_uncached_template(of_model(family, real / "processors" / name))
     encoder = MemberEncoder(template.input_rules, RopeRule(name, tokens_per_second=2))
     turns = [{"role": "user", "content": "<video> and <image>, what?"}, {"role": "assistant", "content": "That."}]
     for frames in (None, [[0, 3, 9, 20]]):
-        member = encoder.encode(MemberInput("k", turns, [LazyImage(picture(300, 200), "i")], [video()], None, frames))
+        member = encoder.encode_alone(
+            MemberInput("k", turns, [LazyImage(picture(300, 200), "i")], [video()], None, frames)
+        )
         assert int((member.tokens.types == 1).sum()) == num_patches(member.media, "image_grid_thw")
         assert int((member.tokens.types == 2).sum()) == num_patches(member.media, "video_grid_thw")
 
 
 def test_a_text_that_spells_a_feature_token_is_refused(real: Path) -> None:
     """Gemma 3 has another token for features than for an image in a text; one too many of them ends a training."""
-    template = load_template(of_model("shapes", real / "processors" / "gemma3"))
+    template = build_uncached_template(of_model("shapes", real / "processors" / "gemma3"))
     turns = [{"role": "user", "content": "<image_soft_token>?"}, {"role": "assistant", "content": "That."}]
     with pytest.raises(Skip, match="the text spells the media token <image_soft_token>"):
         template.render(Sample(turns, []))
@@ -65,10 +67,12 @@ def test_a_text_that_spells_a_feature_token_is_refused(real: Path) -> None:
 def test_media_of_both_kinds_keep_their_order(real: Path) -> None:
     """InternVL has one token for both: what comes first in the text comes first in the pixels."""
     need_torchvision()
-    template = load_template(of_model("internvl", real / "processors" / "internvl3_hf"))
+    template = build_uncached_template(of_model("internvl", real / "processors" / "internvl3_hf"))
     turns = [{"role": "user", "content": "<image> and <video> and <image>"}, {"role": "assistant", "content": "That."}]
     images = [LazyImage(picture(900, 500), "a"), LazyImage(picture(300, 300), "b")]
-    member = MemberEncoder(template.input_rules).encode(MemberInput("k", turns, images, [video()], None, [[0, 3, 9]]))
+    member = MemberEncoder(template.input_rules).encode_alone(
+        MemberInput("k", turns, images, [video()], None, [[0, 3, 9]])
+    )
     pixels = member.media["pixel_values"]
     assert int((member.tokens.types > 0).sum()) == 256 * len(pixels)
     assert pixels.shape[2:] == (448, 448)  # its published video settings say 384
@@ -79,10 +83,12 @@ def test_media_of_both_kinds_keep_their_order(real: Path) -> None:
 def test_clips_of_several_lengths_go_into_one_pack(real: Path) -> None:
     """InternVL's processor stacks the clips of a text: a pack with two of them ended the training."""
     need_torchvision()
-    encoder = MemberEncoder(load_template(of_model("internvl", real / "processors" / "internvl3_hf")).input_rules)
+    encoder = MemberEncoder(
+        build_uncached_template(of_model("internvl", real / "processors" / "internvl3_hf")).input_rules
+    )
     turns = [{"role": "user", "content": "<video>?"}, {"role": "assistant", "content": "That."}]
     members = [MemberInput(str(n), turns, [], [video()], None, [[*range(n)]]) for n in (2, 5)]
-    encoded, media = encoder.encode_all(members, fail)
+    encoded, media = encoder.encode_together(members, fail)
     assert [int((member.tokens.types > 0).sum()) for member in encoded] == [256 * 2, 256 * 5]
     assert len(media["pixel_values"]) == 7
 
@@ -96,16 +102,16 @@ def unjoinable(calls: ProcessorCalls, members: Any, as_rows: bool = False) -> di
 def test_what_can_not_be_joined_is_an_error_before_any_sample(real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a processor that no one has compared, all is tried at start, and nothing in the first pack with two images."""
     need_torchvision()
-    template = load_template(of_model("shapes", real / "processors" / "qwen2_vl"))
-    MemberEncoder(template.input_rules).check()
+    template = build_uncached_template(of_model("shapes", real / "processors" / "qwen2_vl"))
+    MemberEncoder(template.input_rules).check_processor()
     monkeypatch.setattr(ProcessorCalls, "__call__", unjoinable)
     with pytest.raises(JoinError, match="Qwen2VLProcessor: images of several members can't be joined: no rule joins"):
-        MemberEncoder(template.input_rules).check()
+        MemberEncoder(template.input_rules).check_processor()
 
 
 def test_what_a_model_takes_of_each_token_is_made_or_refused(real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need_torchvision()
-    template = load_template(of_model("shapes", real / "processors" / "qwen2_vl"))
+    template = build_uncached_template(of_model("shapes", real / "processors" / "qwen2_vl"))
     call = type(full_processor(template.spec.processor)).__call__
 
     def more(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -115,18 +121,18 @@ def test_what_a_model_takes_of_each_token_is_made_or_refused(real: Path, monkeyp
 
     monkeypatch.setattr(type(full_processor(template.spec.processor)), "__call__", more)
     with pytest.raises(JoinError, match="Qwen2VLProcessor gives expert_ids for each token"):
-        MemberEncoder(template.input_rules).check()
+        MemberEncoder(template.input_rules).check_processor()
 
 
 def test_types_of_tokens_are_the_processors_own(real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """GLM-4V has one token for images and for frames: by it, a video's positions would be those of images."""
-    template = load_template(of_model("shapes", real / "processors" / "qwen2_vl"))
+    template = build_uncached_template(of_model("shapes", real / "processors" / "qwen2_vl"))
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "That."}]
     member = MemberInput("k", turns, [], [])
-    assert not MemberEncoder(template.input_rules).encode(member).tokens.types.any()
+    assert not MemberEncoder(template.input_rules).encode_alone(member).tokens.types.any()
     monkeypatch.setattr(ProcessorCalls, "token_types", lambda _, ids: [2] * len(ids))
     asked = replace(template.input_rules, is_asked=True)
-    assert MemberEncoder(asked).encode(member).tokens.types.unique().tolist() == [2]
+    assert MemberEncoder(asked).encode_alone(member).tokens.types.unique().tolist() == [2]
 
 
 HEARS = {name.partition("For")[0]: name for name in HEARING}
@@ -176,13 +182,13 @@ def test_texts_take_all_towers_along(tmp_path: Path, name: str) -> None:
 
 def test_a_family_of_rules_loads_no_processor_for_texts(real: Path) -> None:
     """A dataset of texts trains where the processor's packages are not installed."""
-    encoder = MemberEncoder(load_template(of_model("qwen_vl", real / "processors" / "qwen2_vl")).input_rules)
-    encoder.check()
+    encoder = MemberEncoder(build_uncached_template(of_model("qwen_vl", real / "processors" / "qwen2_vl")).input_rules)
+    encoder.check_processor()
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "That."}]
-    members, media = encoder.encode_all([MemberInput("k", turns, [], [])] * 2, fail)
+    members, media = encoder.encode_together([MemberInput("k", turns, [], [])] * 2, fail)
     assert len(members) == 2
-    assert encoder.join([media, media]) == {}
-    assert "_loaded" not in vars(encoder.media_processor._call)
+    assert encoder.join_media_inputs([media, media]) == {}
+    assert "_processors" not in vars(encoder.media_processor._call)
 
 
 def test_inputs_of_other_names_reach_the_model() -> None:
@@ -205,12 +211,12 @@ def test_members_of_several_packs_are_joined_as_one_call_would(real: Path, name:
     """A batch of two packs is joined from two calls: it ended the training where the second had more tiles."""
     need_torchvision()
     family, rules, without_text = REAL[name]
-    encoder = MemberEncoder(load_template(of_model(family, real / "processors" / name)).input_rules)
+    encoder = MemberEncoder(build_uncached_template(of_model(family, real / "processors" / name)).input_rules)
     turns = [{"role": "user", "content": "<image>?"}, {"role": "assistant", "content": "That."}]
     members = [MemberInput(str(i), turns, [LazyImage(picture(*size), "i")], []) for i, size in enumerate(SIZES)]
-    every = encoder.encode_all(members, fail)[1]
-    parts = [encoder.encode_all(some, fail)[1] for some in (members[:1], [], members[1:])]
-    joined = encoder.join(parts)
+    every = encoder.encode_together(members, fail)[1]
+    parts = [encoder.encode_together(some, fail)[1] for some in (members[:1], [], members[1:])]
+    joined = encoder.join_media_inputs(parts)
     assert joined.keys() == every.keys()
     for key, value in every.items():
         torch.testing.assert_close(joined[key], value, rtol=0, atol=1e-5)
@@ -280,7 +286,7 @@ def test_micro_batches_give_what_each_member_gives_alone(
     batch = encoder.batch([encoder.encode_sample(pack) for pack in chosen])
     assert batch["n_images_per_sample"][1:3].tolist() == [1, 0]
     assert batch["n_videos_per_sample"].tolist() == [0, 1, 0, 0]
-    members = [[encoder.members.encode(member) for member in inputs_of(pack)] for pack in chosen]
+    members = [[encoder.members.encode_alone(member) for member in inputs_of(pack)] for pack in chosen]
     with torch.no_grad():
         single = [alone(model, member) for pack in members for member in pack]
         for num_rows in (1, 2, 4):

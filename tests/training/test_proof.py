@@ -248,8 +248,8 @@ def test_layers_that_there_are_for_one_attention_alone_are_not_missed_in_another
     """SAM has a class of layers for sdpa: a model with eager attention was refused for want of it."""
     config = shrink(tf.DeepseekVLHybridConfig())
     make = tf.DeepseekVLHybridForConditionalGeneration
-    assert "SamVisionSdpaAttention" in proof._full_size_kinds(make, config, "sdpa")
-    assert "SamVisionSdpaAttention" not in proof._full_size_kinds(make, config, "eager")
+    assert "SamVisionSdpaAttention" in proof._part_kinds_at_full_size(make, config, "sdpa")
+    assert "SamVisionSdpaAttention" not in proof._part_kinds_at_full_size(make, config, "eager")
 
 
 # The subject of a proof: the code that a model runs now, and every kind of its layers.

@@ -17,11 +17,11 @@ import torch
 
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.prepared import media_inputs
+from energon_pack.samples.media.prepared import processor_arguments
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.member import MemberInput
 from energon_pack.templates.full_processor import full_processor, model_classes_of
-from energon_pack.templates.processor import load_template
+from energon_pack.templates.processor import build_uncached_template
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 from energon_pack.training.asked_rope import small_config
@@ -148,7 +148,7 @@ def dummies(tmp_path_factory: pytest.TempPathFactory) -> Folders:
 
 
 def template_of(dummies: Folders, name: str) -> Template:
-    return load_template(of_model("shapes", dummies(name)))
+    return build_uncached_template(of_model("shapes", dummies(name)))
 
 
 MEMBER = MemberInput("k", TURNS, [LazyImage(picture(96, 64), "a"), LazyImage(picture(300, 200), "b")], [video(8)])
@@ -170,7 +170,7 @@ def plain_inputs(template: Template, encoder: MemberEncoder) -> dict[str, Any]:
         probe(io.BytesIO(MEMBER.videos[0]))
     ]
     text = processor.apply_chat_template(template.messages(Sample(TURNS, media)), tokenize=False)
-    given = media_inputs(template.input_rules, draft.added_media)
+    given = processor_arguments(template.input_rules, draft.added_media)
     return dict(processor(text=[text], return_tensors="pt", return_mm_token_type_ids=True, **given))
 
 
@@ -183,8 +183,8 @@ def test_rows_and_types_are_what_the_model_alone_makes(dummies: Folders, name: s
     template = template_of(dummies, name)
     rope = rope_rule_of("auto", template.input_rules)
     encoder = MemberEncoder(template.input_rules, rope)
-    encoder.check()
-    member = encoder.encode(MEMBER)
+    encoder.check_processor()
+    member = encoder.encode_alone(MEMBER)
     plain = plain_inputs(template, encoder)
     assert torch.equal(member.tokens.ids, plain["input_ids"][0])
     assert torch.equal(member.tokens.types, plain["mm_token_type_ids"][0])
@@ -207,9 +207,9 @@ def test_each_member_of_a_pack_has_the_rows_that_it_has_alone(dummies: Folders) 
     """Rows of a class's own rule are asked for member by member, of its own media."""
     template = template_of(dummies, "Ernie4_5_VLMoe")
     encoder = MemberEncoder(template.input_rules, rope_rule_of("auto", template.input_rules))
-    alone = encoder.encode(MEMBER).tokens
+    alone = encoder.encode_alone(MEMBER).tokens
     text = MemberInput("t", [{"role": "user", "content": "?"}, {"role": "assistant", "content": "That."}], [], [])
-    members, media = encoder.encode_all([MEMBER, text, MEMBER], fail)
+    members, media = encoder.encode_together([MEMBER, text, MEMBER], fail)
     rows = [rope_rows(member.tokens) for member in members]
     assert torch.equal(rows[0], rope_rows(alone))
     assert torch.equal(rows[2], rope_rows(alone))
@@ -221,7 +221,7 @@ def test_another_process_has_the_rule_too(dummies: Folders) -> None:
     """Workers that are spawned get the encoder by pickle, and a model on the meta device can't go along."""
     template = template_of(dummies, "Ernie4_5_VLMoe")
     rope = rope_rule_of("auto", template.input_rules)
-    member = MemberEncoder(template.input_rules, rope).encode(MEMBER)
+    member = MemberEncoder(template.input_rules, rope).encode_alone(MEMBER)
     copied = pickle.loads(pickle.dumps(rope))
     assert torch.equal(copied(member.tokens.ids, member.tokens.types, member.media), rope_rows(member.tokens))
 
@@ -230,7 +230,7 @@ def test_what_a_model_takes_of_each_token_lies_beside_the_tokens(dummies: Folder
     """ERNIE's experts for images are chosen by a row of its own: without it those of texts are trained on images."""
     template = template_of(dummies, "Ernie4_5_VLMoe")
     encoder = MemberEncoder(template.input_rules, rope_rule_of("auto", template.input_rules))
-    member, plain = encoder.encode(MEMBER).tokens, plain_inputs(template, encoder)
+    member, plain = encoder.encode_alone(MEMBER).tokens, plain_inputs(template, encoder)
     row = member.rows["moe_mm_token_type_ids"]
     assert torch.equal(row, plain["moe_mm_token_type_ids"][0])
     assert int(row.count_nonzero()) > int(member.types.count_nonzero())  # begins and ends, too
@@ -246,28 +246,28 @@ def test_tokens_that_a_class_does_not_look_for_are_an_error_at_start(dummies: Fo
     folder = shutil.copytree(dummies("Qwen2_5Omni"), tmp_path / "other")
     path = folder / "chat_template.jinja"
     path.write_text(path.read_text().replace("<|vision_bos|>", ""))
-    template = load_template(of_model("shapes", folder))
+    template = build_uncached_template(of_model("shapes", folder))
     with pytest.raises(ValueError, match="Qwen2_5OmniThinkerForConditionalGeneration finds no media in the tokens"):
-        MemberEncoder(template.input_rules, rope_rule_of("auto", template.input_rules)).check()
+        MemberEncoder(template.input_rules, rope_rule_of("auto", template.input_rules)).check_processor()
 
 
 def test_the_model_s_config_is_taken_where_the_processor_has_it(dummies: Folders, tmp_path: Path) -> None:
     """Of a model that speaks, the thinker's part; with the published one's tokens, as the demo's are not."""
     folder = shutil.copytree(dummies("Qwen2_5Omni"), tmp_path / "whole")
-    template = load_template(of_model("shapes", folder))
+    template = build_uncached_template(of_model("shapes", folder))
     config = tf.Qwen2_5OmniConfig()
     config.save_pretrained(folder)
     with pytest.raises(RopeRowsError, match="makes no positions of its processor's tokens: AttributeError"):
-        MemberEncoder(template.input_rules, rope_rule_of("auto", template.input_rules)).check()
+        MemberEncoder(template.input_rules, rope_rule_of("auto", template.input_rules)).check_processor()
     for name in ("image_token", "video_token", "audio_token", "vision_bos_token", "audio_bos_token"):
         token_id = template.token_id(template.spec.processor.tokens[name])
         setattr(config.thinker_config, f"{name.replace('bos', 'start')}_id", token_id)
     config.thinker_config.position_id_per_seconds = 7
     config.save_pretrained(folder)
     encoder = MemberEncoder(template.input_rules, rope_rule_of("auto", template.input_rules))
-    encoder.check()
-    rows = rope_rows(encoder.encode(MEMBER).tokens)
-    (step,) = set(rows[0][encoder.encode(MEMBER).tokens.types == 2].unique().diff().tolist())
+    encoder.check_processor()
+    rows = rope_rows(encoder.encode_alone(MEMBER).tokens)
+    (step,) = set(rows[0][encoder.encode_alone(MEMBER).tokens.types == 2].unique().diff().tolist())
     assert step == 7  # a row of the video's grid is a second
 
 
@@ -286,10 +286,10 @@ def test_a_placeholder_stands_between_the_tokens_that_its_class_looks_for(dummie
     """HunYuan-VL refuses one that stands alone: media are made all the same, and its rows are what has no room."""
     template = template_of(dummies, "HunYuanVL")
     encoder = MemberEncoder(template.input_rules)
-    encoder.check()
+    encoder.check_processor()
     assert encoder.blank_image_inputs().keys() == {"pixel_values", "image_grid_thw"}
     with pytest.raises(ValueError, match=r"can't be asked for them|has 4 rows of positions"):
-        MemberEncoder(template.input_rules, rope_rule_of("auto", template.input_rules)).check()
+        MemberEncoder(template.input_rules, rope_rule_of("auto", template.input_rules)).check_processor()
 
 
 @pytest.mark.slow

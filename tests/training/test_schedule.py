@@ -2,18 +2,18 @@
 
 from collections.abc import Iterable
 
-from energon_pack.training.schedule import Extent, Situation
+from energon_pack.training.schedule import Situation, TrialScope
 
 #: forwards and backward of a step are three; two members of eight; the check of random numbers; other words
 PACKED, ALONE, CHANCE, WORDS = 3, 3 / 4, 0.25, 2
 
 
-def tried(num: int, new_sizes_at: Iterable[int] = ()) -> dict[int, Extent]:
+def tried(num: int, new_sizes_at: Iterable[int] = ()) -> dict[int, TrialScope]:
     """The trials of so many forwards."""
     situation, made, new = Situation(), {}, {*new_sizes_at}
     for number in range(1, num + 1):
         situation.num_forwards += 1
-        if situation.may_try and (extent := situation.extent(number in new)).num_members:
+        if situation.may_try and (extent := situation.trial_scope(number in new)).num_members:
             made[number] = extent
             situation.record(set())
     return made

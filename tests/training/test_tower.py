@@ -17,7 +17,7 @@ from energon_pack.training.host_reads import HostReads
 from energon_pack.training.masks import PROVEN_TOWERS
 from energon_pack.training.member_encoder import Encoded
 from energon_pack.training.tensor_buffer import moved_together
-from energon_pack.training.tower import TowerInputs
+from energon_pack.training.tower import TowerInputMaker
 from support.tiny import FAMILIES, make_batch, make_members, make_model
 
 
@@ -28,12 +28,12 @@ class Media:
     members: list[Encoded]
     mask: str = "positions"
     max_token_len: int | None = None
-    towers: list[TowerInputs | None] = field(default_factory=list)
+    towers: list[TowerInputMaker | None] = field(default_factory=list)
 
     def probe_members(self) -> list[Encoded]:
         return self.members
 
-    def use_tower(self, tower: TowerInputs | None) -> None:
+    def use_tower(self, tower: TowerInputMaker | None) -> None:
         self.towers.append(tower)
 
 
@@ -44,7 +44,7 @@ def guarded(name: str) -> tuple[Any, Media, list[Encoded]]:
     return model, encoder, members
 
 
-def with_values(batch: PackedBatch, tower: TowerInputs) -> PackedBatch:
+def with_values(batch: PackedBatch, tower: TowerInputMaker) -> PackedBatch:
     return PackedBatch({**batch, **pickle.loads(pickle.dumps(tower))(batch)})  # as in a worker
 
 
@@ -107,13 +107,13 @@ def test_only_the_model_that_was_shown_gets_the_values_of_its_own_tower() -> Non
 
 def test_values_that_change_outputs_are_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """Values of another order of windows would mix patches of an image, and the loss would look normal."""
-    make = TowerInputs.__call__
+    make = TowerInputMaker.__call__
 
-    def backwards(self: TowerInputs, media: Any) -> dict[str, Any]:
+    def backwards(self: TowerInputMaker, media: Any) -> dict[str, Any]:
         values = make(self, media)
         return {**values, "tower_image_window_index": values["tower_image_window_index"].flip(0)}
 
-    monkeypatch.setattr(towers.TowerInputs, "__call__", backwards)
+    monkeypatch.setattr(towers.TowerInputMaker, "__call__", backwards)
     model, encoder, _ = guarded("qwen2_5_vl")
     assert encoder.towers == []
     assert model not in PROVEN_TOWERS

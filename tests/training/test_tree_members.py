@@ -10,11 +10,11 @@ from torch import Tensor
 
 from energon_pack.samples.media.arguments import PreparedMedia
 from energon_pack.samples.member import MemberInput, Shared
-from energon_pack.templates.processor import load_template
+from energon_pack.templates.processor import build_uncached_template
 from energon_pack.templates.template import Template
 from energon_pack.training.encoded import BadPack
 from energon_pack.training.media_inputs import MediaProcessor
-from energon_pack.training.member_encoder import Encoded, MemberEncoder, UnreadMember
+from energon_pack.training.member_encoder import Encoded, MemberEncoder, UnreadableMember
 from energon_pack.training.pack_encoder import PackEncoder
 from energon_pack.training.rope import RopeRule
 from energon_pack.training.rope_rule import rope_rule_of
@@ -53,12 +53,12 @@ def test_the_tokens_are_those_alone_and_each_image_is_there_once(
 ) -> None:
     assert [one.shared.num_images for one in inputs] == [0, 1, 1, 2, 2, 3, 0]
     assert [bool(one.shared.num_tokens) for one in inputs] == [False, *[True] * 5, False]
-    members, media = encoder.encode_all(inputs, fail)
+    members, media = encoder.encode_together(inputs, fail)
     for found, one in zip(members, inputs, strict=True):
-        assert_same_tokens(found, encoder.encode(one))
+        assert_same_tokens(found, encoder.encode_alone(one))
         assert found.tokens.shared_len == one.shared.num_tokens
     assert [one.num_images for one in members] == [1, 0, 1, 0, 1, 0, 0]
-    whole = encoder.encode(inputs[4]).media
+    whole = encoder.encode_alone(inputs[4]).media
     assert torch.equal(media["image_grid_thw"], whole["image_grid_thw"])
     assert torch.equal(media["pixel_values"], whole["pixel_values"])
 
@@ -69,7 +69,7 @@ def test_what_a_lost_member_shared_is_brought_by_the_next(template: Template, in
     kept: list[list[str]] = []
     for index in range(len(inputs)):
         for bad in (
-            UnreadMember(inputs[index].sample_id, OSError("gone"), inputs[index].shared),
+            UnreadableMember(inputs[index].sample_id, OSError("gone"), inputs[index].shared),
             broken(inputs[index]),
         ):
             pack = encoder.encode("p", [*inputs[:index], bad, *inputs[index + 1 :]])
@@ -161,14 +161,14 @@ def test_other_processors_give_each_image_once(name: str, request: pytest.Fixtur
     need_torchvision()
     folder = glm4v(tmp_path) if name == "glm4v" else request.getfixturevalue("real") / "processors" / name
     family = {"qwen3_vl": "qwen3_vl", "internvl3_hf": "internvl"}.get(name, "auto")
-    template = load_template(of_model(family, folder))
+    template = build_uncached_template(of_model(family, folder))
     encoder = MemberEncoder(template.input_rules, rope_rule_of("auto", template.input_rules))
     inputs = with_shares(encoder, conversations())
     assert [one.shared.num_images for one in inputs] == [0, 1, 1, 2, 2, 3, 0]
-    members, media = encoder.encode_all(inputs, fail)
+    members, media = encoder.encode_together(inputs, fail)
     for found, one in zip(members, inputs, strict=True):
-        assert_same_tokens(found, encoder.encode(one))
-    whole = encoder.encode(inputs[4]).media
+        assert_same_tokens(found, encoder.encode_alone(one))
+    whole = encoder.encode_alone(inputs[4]).media
     assert media.keys() == whole.keys()
     for key, value in whole.items():
         assert torch.equal(media[key], value), key

@@ -184,7 +184,7 @@ def test_a_step_on_packs_with_trees_is_a_step_on_their_samples(
     assert guarded.trees is not None
     inputs = [list(inputs_of(pack)) for pack in train(dataset)]
     batches = [encoder.batch([encoder.encode_sample(pack)]) for pack in train(dataset)]
-    members = [encoder.members.encode(one) for pack in inputs for one in pack]
+    members = [encoder.members.encode_alone(one) for pack in inputs for one in pack]
     assert len({one.sample_id for one in members}) == 11
     own = sum(batch["num_tokens"] for batch in batches)
     whole = sum(len(one.tokens) for one in members)

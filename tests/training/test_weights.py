@@ -22,12 +22,12 @@ from torch.nn.functional import cross_entropy
 from energon_pack.samples.member import MemberInput, SampleOptions
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
-from energon_pack.templates.tokens.added import without_first_token
+from energon_pack.templates.tokens.added import ranges_without_first_token
 from energon_pack.training import batch as batches
 from energon_pack.training.batch import PackedBatch, source_losses, total_weight, weighted_loss
 from energon_pack.training.encoded import BadPack, Pack
 from energon_pack.training.layout import IGNORE, Member, RowForm, loss_weights, neat
-from energon_pack.training.megatron_layouts import member_rows, thd
+from energon_pack.training.megatron_layouts import one_row_per_member, thd
 from energon_pack.training.member_encoder import Encoded, MemberEncoder
 from energon_pack.training.refusals import refuse_weights
 from support.tiny import alone, make_batch, make_members, make_model
@@ -72,7 +72,7 @@ def test_weights_stand_beside_their_tokens_in_each_layout(kind: str | None, a: l
     assert thd([A, B], RowForm(weights=kind))["loss_mask"][0].tolist() == pytest.approx(shifted)
     gaps = [*a[1:], 0, *b[1:], 0, 0]
     assert thd([A, B], RowForm(weights=kind, multiple=4))["loss_mask"][0].tolist() == pytest.approx(gaps)
-    rows = member_rows([A, B], RowForm(weights=kind))["loss_mask"]
+    rows = one_row_per_member([A, B], RowForm(weights=kind))["loss_mask"]
     assert rows.tolist() == [pytest.approx([*a[1:], 0]), pytest.approx([*b[1:], 0, 0])]
 
 
@@ -229,7 +229,7 @@ def test_ranges_and_weights_stay_aligned(pieces: list[tuple[int, int, float]]) -
         upto = start + length
         ranges.append((start, upto))
         of_token |= {token: weight for token in range(start, upto) if token}
-    kept, weights = without_first_token(ranges, [weight for _, _, weight in pieces])
+    kept, weights = ranges_without_first_token(ranges, [weight for _, _, weight in pieces])
     assert len(weights) in (0, len(kept))
     found = {t: w for (a, b), w in zip(kept, weights or [1.0] * len(kept), strict=True) for t in range(a, b)}
     assert found == of_token
@@ -238,14 +238,14 @@ def test_ranges_and_weights_stay_aligned(pieces: list[tuple[int, int, float]]) -
 def test_a_member_has_the_weights_of_its_turns_and_sample(template: Template) -> None:
     """Labels, weights and the factor of a member lie beside one another; a sample without any has none."""
     encoder, messages = MemberEncoder(template.input_rules), turns(0.5, 0.0, 2.0)
-    of = encoder.encode(MemberInput("a", messages, options=SampleOptions(weight=0.25))).tokens
+    of = encoder.encode_alone(MemberInput("a", messages, options=SampleOptions(weight=0.25))).tokens
     first, second = template.encode(Sample(messages, [])).supervised
     assert [i for i, label in enumerate(of.labels.tolist()) if label != IGNORE] == [*range(*first), *range(*second)]
     assert of.weights is not None
     assert of.weights[slice(*first)].tolist() == [0.5] * (first[1] - first[0])
     assert of.weights[slice(*second)].tolist() == [2.0] * (second[1] - second[0])
     assert of.factor == 0.25
-    without = encoder.encode(MemberInput("b", turns(1.0))).tokens
+    without = encoder.encode_alone(MemberInput("b", turns(1.0))).tokens
     assert (without.weights, without.factor, without.is_weighted) == (None, 1.0, False)
 
 
@@ -256,7 +256,9 @@ def test_a_sample_of_weight_0_trains_nothing(template: Template) -> None:
     assert template.encode(sample).num_supervised == 0
     assert template.count([template.render(sample)])[0][1] == 0
     of = (
-        MemberEncoder(template.input_rules).encode(MemberInput("a", messages, options=SampleOptions(weight=0.0))).tokens
+        MemberEncoder(template.input_rules)
+        .encode_alone(MemberInput("a", messages, options=SampleOptions(weight=0.0)))
+        .tokens
     )
     assert (of.labels == IGNORE).all()
     weighted = Sample(turns(0.5, 2.0), [], options=SampleOptions(weight=0.0))  # it ended the training

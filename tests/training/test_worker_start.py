@@ -29,7 +29,7 @@ class Known(Dataset[Any]):
 
     def __getitem__(self, number: int) -> tuple[list[str], bool]:
         processor = self.packs.encoder.members.media_processor
-        return sorted(processor._tried), "_images" in vars(processor._call)
+        return sorted(processor._tried), "_image_processor" in vars(processor._call)
 
 
 def random_values() -> list[float]:

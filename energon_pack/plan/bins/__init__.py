@@ -12,7 +12,7 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
-from energon_pack.plan.bins.balanced import balance
+from energon_pack.plan.bins.balanced import pack_balanced
 from energon_pack.plan.bins.capped import pack_capped
 from energon_pack.plan.bins.drawn import drawn_fit
 from energon_pack.plan.bins.exact import exact_fit
@@ -20,7 +20,7 @@ from energon_pack.plan.bins.greedy import best_fit_decreasing
 from energon_pack.plan.bins.planned_bins import (
     Bins,
     SameBins,
-    as_int32,
+    as_int32_if_fits,
     bins_of,
     count_bins,
     group_by_bin,
@@ -94,7 +94,7 @@ def _pack_lengths(lens: Ints, capacity: int, algorithm: Algorithm, seed: int) ->
     histogram = np.concatenate((histogram[:1], histogram[unit::unit]))
     capacity = min(capacity // unit, int(histogram @ np.arange(len(histogram))))
     bound = l2_of_histogram(histogram, capacity)
-    narrow_lens = as_int32(lens)
+    narrow_lens = as_int32_if_fits(lens)
     items = shuffled_argsort(narrow_lens, seed)
 
     if algorithm in (Algorithm.auto, Algorithm.balanced):
@@ -107,7 +107,9 @@ def _pack_lengths(lens: Ints, capacity: int, algorithm: Algorithm, seed: int) ->
             exact.extend(_fewest_bins(histogram, capacity, bound, enough, seed))
             return max(count_bins(exact), enough)
 
-        bin_of = balance(narrow_lens[items[::-1]] // unit, capacity, bound, bound * _ENOUGH_TIMES_BOUND, seed, limit)
+        bin_of = pack_balanced(
+            narrow_lens[items[::-1]] // unit, capacity, bound, bound * _ENOUGH_TIMES_BOUND, seed, limit
+        )
         return group_by_bin(bins_of(exact) if bin_of is None else bin_of[::-1], items, seed)
     if algorithm == Algorithm.optimal:
         runs = _fewest_bins(histogram, capacity, bound, bound, seed)

@@ -15,7 +15,7 @@ import numpy as np
 
 from energon_pack.plan.bins.exact import RemainingItems
 from energon_pack.plan.bins.greedy import best_fit_decreasing
-from energon_pack.plan.bins.planned_bins import OpenBins, SameBins, as_int32, bins_of, count_bins
+from energon_pack.plan.bins.planned_bins import OpenBins, SameBins, as_int32_if_fits, bins_of, count_bins
 from energon_pack.run.seeded_random import AnyInts, Ints, RandomStream, random_keys
 
 #: Shares of the tokens to keep back for filling gaps: the smaller the share, the more even the bins.
@@ -36,7 +36,7 @@ class FillOrder(Enum):
     ascending_alike = 2  # ascending, and all equal gaps alike: takes half the time, and gives about as few bins
 
 
-def balance(
+def pack_balanced(
     lens: AnyInts, capacity: int, num_bins: int, goal: float, seed: int, limit: Callable[[], float] = lambda: inf
 ) -> AnyInts | None:
     """Pack items so that all bins have like mixtures of long and short items; return each item's bin.
@@ -52,27 +52,30 @@ def balance(
         limit: returns the most bins; called only if the small tails need more than one bin over the goal.
     """
     search = _Search(lens, capacity, num_bins, seed)
-    search.most = goal + _margin(goal)
+    search.most = goal + _negligible_difference(goal)
     for tail in range(_NUM_SMALL_TAILS):
-        search.improve(tail, FillOrder.by_chance)
+        search.try_tail(tail, FillOrder.by_chance)
         if search.most + 1 <= goal:
-            return search.bin_of()
+            return search.bin_of_each_item()
     if search.most > goal:
-        search.limit_bins(limit())
+        search.set_most_bins(limit())
     most = search.most
-    search.improve(0, FillOrder.by_chance)
-    ascending_alike = [search.fill(tail, FillOrder.ascending_alike, most + _margin(most)) for tail in _LARGE_TAILS]
+    search.try_tail(0, FillOrder.by_chance)
+    ascending_alike = [
+        search.fill_with_tail(tail, FillOrder.ascending_alike, most + _negligible_difference(most))
+        for tail in _LARGE_TAILS
+    ]
     fewest = min((found.gaps.num_bins for found in ascending_alike if found), default=inf)
-    if most == inf or abs(fewest - most) <= _margin(most):
+    if most == inf or abs(fewest - most) <= _negligible_difference(most):
         for tail in reversed(range(len(_TAIL_SHARES))):
-            search.improve(tail, FillOrder.ascending)
-            search.improve(tail, FillOrder.by_chance)
+            search.try_tail(tail, FillOrder.ascending)
+            search.try_tail(tail, FillOrder.by_chance)
     for found in ascending_alike:
         search.keep(found)
-    return search.bin_of()
+    return search.bin_of_each_item()
 
 
-def _margin(num_bins: float) -> float:
+def _negligible_difference(num_bins: float) -> float:
     return _NEARLY_EQUAL[0] * num_bins + _NEARLY_EQUAL[1]
 
 
@@ -92,12 +95,12 @@ class _Search:
         self._head = self._heads[0]
         self._bin_of = deal_to_emptiest(lens[: self._head], capacity, num_bins)
         self._fill, self._rest = np.zeros(num_bins, np.int64), np.bincount(lens)
-        self._move(0, self._head, 1)
+        self._update_sums(0, self._head, 1)
         self._best: _TailResult | None = None
         #: More bins are of no use.
         self.most = inf
 
-    def limit_bins(self, most: float) -> None:
+    def set_most_bins(self, most: float) -> None:
         """Forget a best result with more than `most` bins, and look for no larger one."""
         if self._best and self._best.gaps.num_bins > most:
             self._best = None
@@ -109,21 +112,21 @@ class _Search:
         if found and found.gaps.num_bins <= self.most:
             self._best, self.most = found, found.gaps.num_bins - 1
 
-    def improve(self, tail: int, way: FillOrder) -> None:
-        self.keep(self.fill(tail, way, self.most))
+    def try_tail(self, tail: int, way: FillOrder) -> None:
+        self.keep(self.fill_with_tail(tail, way, self.most))
 
-    def fill(self, tail: int, way: FillOrder, most: float) -> _TailResult | None:
+    def fill_with_tail(self, tail: int, way: FillOrder, most: float) -> _TailResult | None:
         """Deal all items but a tail (index of `_TAIL_SHARES`), which fills gaps; None: that takes over `most` bins."""
         head = self._heads[tail]
         if head < self._head:
-            self._move(head, self._head, -1)
+            self._update_sums(head, self._head, -1)
         else:
-            self._move(self._head, head, 1)
+            self._update_sums(self._head, head, 1)
         self._head = head
         gaps = fill_gaps(self._rest, self._capacity - self._fill, self._capacity, self._seed, way, most)
         return _TailResult(gaps, head) if gaps else None
 
-    def bin_of(self) -> AnyInts | None:
+    def bin_of_each_item(self) -> AnyInts | None:
         """Return the bin of each item in the best result."""
         if not self._best:
             return None
@@ -133,7 +136,7 @@ class _Search:
         result[np.flatnonzero(result < 0)[::-1]] = gaps.bins_of()
         return result
 
-    def _move(self, first: int, last: int, sign: int) -> None:
+    def _update_sums(self, first: int, last: int, sign: int) -> None:
         """Update the sums for items that move from the rest into bins, or back."""
         lens, there = self._lens[first:last], self._bin_of[first:last] + 1  # 0: in none
         self._fill += sign * np.bincount(there, lens, len(self._fill) + 1)[1:].astype(np.int64)
@@ -177,7 +180,7 @@ class FilledGaps(NamedTuple):
 
     def bins_of(self) -> AnyInts:
         """Return the bin of each item, in ascending order of length."""
-        return as_int32(self.real_bin_of)[bins_of(self.runs)]
+        return as_int32_if_fits(self.real_bin_of)[bins_of(self.runs)]
 
 
 @overload
@@ -197,7 +200,7 @@ def fill_gaps(
         histogram: number of items of each length.
         space: free space of each bin.
     """
-    if len(space) + _num_too_long(histogram, int(space.max()), capacity) > most:
+    if len(space) + _min_new_bins(histogram, int(space.max()), capacity) > most:
         return None
     stock = RemainingItems(histogram, RandomStream(seed, stream=2))
     gaps, sizes = np.unique(space, return_counts=True)  # bins with equal gaps are one range
@@ -235,7 +238,7 @@ def fill_gaps(
     return FilledGaps(runs, np.append(by_gap, np.arange(len(space), num_bins)), num_bins)
 
 
-def _num_too_long(histogram: Ints, gap: int, capacity: int) -> int:
+def _min_new_bins(histogram: Ints, gap: int, capacity: int) -> int:
     """Return a lower bound on the new bins for items that are longer than the widest gap."""
     lengths = gap + 1 + np.flatnonzero(histogram[gap + 1 :])
     return -(-int(histogram[lengths].sum()) // (capacity // int(lengths[0]))) if len(lengths) else 0
@@ -248,9 +251,9 @@ def _content_of_gap(stock: RemainingItems, gap: int) -> dict[int, int]:
         more = stock.find_exact(gap)
         if not more:
             is_wide = gap > 3 * stock.largest
-            length = stock.any_within(gap) if is_wide else stock.largest_within(gap)
+            length = stock.random_within(gap) if is_wide else stock.largest_within(gap)
             more = (length,) if length else ()
-        together = stock.with_added_lengths(content, more)
+        together = stock.add_to_content(content, more)
         if together is None:
             break
         content = together

@@ -56,7 +56,7 @@ def pack_capped(costs: Ints, caps: Ints, seed: int, needs: npt.NDArray[np.bool_]
             packing = _CappedBins(costs, caps, size, fewest)
             left = _fill_bins(packing, order, light_share, match, seed, first=0 if needs is None else fewest)
             if needs is None:
-                packing.open_bins(left)
+                packing.put_in_new_bins(left)
             elif len(left):
                 continue
             if best is None or packing.num_bins < best.num_bins:
@@ -134,8 +134,8 @@ class _CappedBins:
             bins = bins[np.argsort(load[bins], kind="stable")][: len(items) - at]
             dealt = items[at : at + copies * len(bins)]
             if match and copies == 1 and len(self.caps) > 1:
-                bins = bins[np.argsort(self._richness(self._fill[:, bins]), kind="stable")]
-                dealt = dealt[np.argsort(-self._richness(self.costs[:, dealt]), kind="stable")]
+                bins = bins[np.argsort(self._excess_token_share(self._fill[:, bins]), kind="stable")]
+                dealt = dealt[np.argsort(-self._excess_token_share(self.costs[:, dealt]), kind="stable")]
             self._place(dealt.reshape(copies, -1), bins)
             load[bins] = _load(self._fill[:, bins], self.caps, rows)
             at += len(dealt)
@@ -167,14 +167,14 @@ class _CappedBins:
         self._fill = np.where(is_good, filled, self._fill)
         self.bin_of[items[is_good[bins]]] = bins[is_good[bins]]
 
-    def open_bins(self, items: AnyInts) -> None:
+    def put_in_new_bins(self, items: AnyInts) -> None:
         """Put items into new bins."""
         while len(items):
             more = int((-(-self.costs[:, items].sum(axis=1) // self.caps)).max())
             self._fill = np.pad(self._fill, ((0, 0), (0, more)))
             items = self.place_anywhere(items)
 
-    def _richness(self, costs: Ints) -> npt.NDArray[np.float64]:
+    def _excess_token_share(self, costs: Ints) -> npt.NDArray[np.float64]:
         """Return the tokens' share of their cap, less the largest such share of another cost, for bins or items."""
         shares = costs / self.caps[:, None]
         return np.asarray(shares[0] - shares[1:].max(axis=0))

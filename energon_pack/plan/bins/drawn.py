@@ -27,7 +27,7 @@ def drawn_fit(histogram: Ints, capacity: int, seed: int) -> tuple[list[SameBins]
     num_bins, left, copies = 0, np.asarray(histogram), 2 * int(histogram.sum())
     while copies > 1:
         copies = max(1, min(int(left.sum()) // _MAX_DRAWS, copies // 2))
-        bins, over = _draw(left // copies, capacity, seed)
+        bins, over = _pack_as_stream(left // copies, capacity, seed)
         left = left % copies + copies * over
         for content in bins:
             runs += [SameBins(length, content.count(length), num_bins, copies) for length in dict.fromkeys(content)]
@@ -35,7 +35,7 @@ def drawn_fit(histogram: Ints, capacity: int, seed: int) -> tuple[list[SameBins]
     return runs, left
 
 
-def _draw(histogram: Ints, capacity: int, seed: int) -> tuple[list[list[int]], Ints]:
+def _pack_as_stream(histogram: Ints, capacity: int, seed: int) -> tuple[list[list[int]], Ints]:
     """Return the lengths in each bin, and the histogram of the items that still wait at the end."""
     lens = np.repeat(np.arange(len(histogram)), histogram)
     order: list[int] = lens[np.argsort(random_keys(len(lens), seed, 4), kind="stable")].tolist()

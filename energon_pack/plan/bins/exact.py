@@ -54,7 +54,7 @@ class RemainingItems:
             most = min(most, self._counts[length] // copies)
         return most
 
-    def with_added_lengths(self, content: dict[int, int], more: tuple[int, ...]) -> dict[int, int] | None:
+    def add_to_content(self, content: dict[int, int], more: tuple[int, ...]) -> dict[int, int] | None:
         """Add the lengths `more` to a bin's content (length → copies); None: `more` is empty, or too few are left."""
         together = dict(content)
         for length in more:
@@ -78,7 +78,7 @@ class RemainingItems:
         """Return the longest remaining length of at most `gap`; 0: there is none."""
         return max((self._lengths & ((2 << gap) - 1)).bit_length() - 1, 0)
 
-    def any_within(self, gap: int) -> int:
+    def random_within(self, gap: int) -> int:
         """Return a random remaining length of at most `gap`; 0: there is none."""
         return self._pick(self._lengths & ((2 << gap) - 1), gap)
 
@@ -154,7 +154,7 @@ def exact_fit(histogram: Ints, capacity: int, seed: int) -> list[SameBins]:
 def _complete_bin(stock: RemainingItems, gap: int, content: dict[int, int]) -> dict[int, int]:
     """Add items to a bin's content (length → copies) until nothing fits its gap, exactly if possible."""
     while gap:
-        completed = stock.with_added_lengths(content, stock.find_exact(gap))
+        completed = stock.add_to_content(content, stock.find_exact(gap))
         if completed:
             return completed
         length = stock.largest_within(gap)

@@ -63,7 +63,7 @@ def shuffled_argsort(keys: AnyInts, seed: int, stream: int = 0) -> AnyInts:
     return words.astype(np.int32 if num < 2**31 else np.int64)
 
 
-def as_int32(values: AnyInts) -> AnyInts:
+def as_int32_if_fits(values: AnyInts) -> AnyInts:
     """Return the values as int32 if they fit, to halve the memory."""
     return values.astype(np.int32) if values.max(initial=0) < 2**31 else values
 
@@ -83,7 +83,7 @@ def bins_of(runs: Sequence[SameBins]) -> AnyInts:
     place = np.arange(num_items.sum()) - np.repeat(ends - num_items, num_items)
     place //= np.repeat(copies, num_items)
     place += np.repeat(first, num_items)
-    return as_int32(place)
+    return as_int32_if_fits(place)
 
 
 def group_by_bin(bin_of: AnyInts, items: AnyInts, seed: int) -> Bins:

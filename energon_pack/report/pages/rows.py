@@ -47,9 +47,9 @@ class Rows:
 
     def to_html(self) -> Html:
         """Return the table as HTML."""
-        return table(self.header, map(self._html, range(len(self.rows)), self.rows), self.num_words)
+        return table(self.header, map(self._html_cells, range(len(self.rows)), self.rows), self.num_words)
 
-    def _html(self, number: int, row: Iterable[str | Cell]) -> list[str]:
+    def _html_cells(self, number: int, row: Iterable[str | Cell]) -> list[str]:
         cells = [cell.html if isinstance(cell, Cell) else cell for cell in row]
         if number in self.faint:
             return [tag("span", cell, class_="faint") for cell in cells]

@@ -76,7 +76,7 @@ def _member(file: Bytes, pack: Pack, index: int, row: PlanRow | None, max_thumbn
         _medium(file, pack.parts.get(name), name, kind, number < max_thumbnails) if is_read else Medium(kind, name)
         for number, (name, kind) in enumerate(zip(names, kinds, strict=True))
     ]
-    has_text = is_read and pack.members is not None
+    has_text = is_read and pack.json_of_members is not None
     return MemberView(
         sample_id=pack.sample_ids[index],
         media_type=media_type([medium.kind for medium in media]),
@@ -85,7 +85,7 @@ def _member(file: Bytes, pack: Pack, index: int, row: PlanRow | None, max_thumbn
         num_visual_tokens=None if row is None else row.num_visual_tokens,
         turns=turns_of(messages_of(file, pack, index)) if has_text else [],
         media=media,
-        weight=options_of(pack.flavor.fields((pack.members or [])[index])).weight if has_text else 1.0,
+        weight=options_of(pack.flavor.fields((pack.json_of_members or [])[index])).weight if has_text else 1.0,
         shared_len=pack.shared_lens[index],
         num_shared_visual=0 if row is None else row.num_shared_visual_tokens,
     )

@@ -203,7 +203,7 @@ def pack_strip(pack: PackView) -> Html:
     used = sum(piece.size for piece in pieces)
     total = max(pack.place.max_token_len or 0, used)
     kinds = dict.fromkeys([*(piece.kind for piece in pieces), *["padding"] * (total > used)])
-    return join((segmented_bar(_merged_pieces(pieces), total), legend(kinds)))
+    return join((segmented_bar(_merged_to_limit(pieces), total), legend(kinds)))
 
 
 def _member_pieces(member: MemberView, name: str) -> list[Piece]:
@@ -225,7 +225,7 @@ def _member_pieces(member: MemberView, name: str) -> list[Piece]:
     return [Piece(kind, size, f"{where}: {words.get(kind, kind)}, {size:,} tokens") for kind, size in sums if size > 0]
 
 
-def _merged_pieces(pieces: Sequence[Piece]) -> list[Piece]:
+def _merged_to_limit(pieces: Sequence[Piece]) -> list[Piece]:
     """Merge neighbouring pieces until at most `_MOST_PIECES` are left; the kind is that of the largest piece."""
     every = -(-len(pieces) // _MOST_PIECES)
     groups = [pieces[start : start + every] for start in range(0, len(pieces), every)]

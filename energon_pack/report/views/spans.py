@@ -106,12 +106,12 @@ def _media_as_seen(media: Sequence[Medium], seen: Sequence[SeenMedium]) -> Itera
         if medium.num_images:
             num_bytes = sum(frame.num_bytes or 0 for frame in its_parts)
             its_parts[0] = replace(its_parts[0], kind=VIDEO.kind, num_frames=medium.num_images, num_bytes=num_bytes)
-        yield replace(its_parts[0], seen=_changes(medium))
+        yield replace(its_parts[0], seen=_changed_size_text(medium))
     if next(parts, None) is not None:
         raise ValueError("its tokens are of fewer media than it has")
 
 
-def _changes(medium: SeenMedium) -> str | None:
+def _changed_size_text(medium: SeenMedium) -> str | None:
     """Return, as text, the size and frames of a medium after `media.*` changed it; None: it is unchanged."""
     sizes = [f"{step.width}×{step.height}" for step in medium.steps[-1:]]
     frames = [f"{len(medium.frames):,} frames"] * (medium.kind == VIDEO.kind)

@@ -101,7 +101,7 @@ def _marked_spans(spans: Sequence[Span], rooms: Iterator[int]) -> Iterator[Html]
     """Yield the spans as HTML; trained ones are marked. `rooms`: how many characters of each span are shown."""
     for weight, alike in groupby(spans, key=lambda span: span.weight):
         group = list(alike)
-        inner = [_token(span, next(rooms)) for span in group]
+        inner = [_span_html(span, next(rooms)) for span in group]
         yield _mark_trained(inner, sum(span.num_tokens for span in group), weight) if weight else join(inner)
 
 
@@ -132,7 +132,7 @@ def _mark_trained(inner: Sequence[Html], num_tokens: int, weight: float) -> Html
     return tag("mark", *inner, chip, title=f"{told}, each counts {weight:.6g}", class_="less" if weight < 1 else "more")
 
 
-def _token(span: Span, room: int) -> Html:
+def _span_html(span: Span, room: int) -> Html:
     if span.kind == "text":
         return _without_middle(span.text, room)
     if span.kind == "special":

@@ -143,10 +143,10 @@ def thumbnail(data: bytes, kind: str) -> bytes:
         ValueError: it can't be decoded, or PyAV is missing; the message says which.
     """
     key = hashlib.sha256(data).digest(), kind
-    return _pictures.get(key) or _pictures.put(key, _drawn_thumbnail(data, kind))
+    return _pictures.get(key) or _pictures.put(key, _uncached_thumbnail(data, kind))
 
 
-def _drawn_thumbnail(data: bytes, kind: str) -> bytes:
+def _uncached_thumbnail(data: bytes, kind: str) -> bytes:
     try:
         image = decode_frames(data, [0])[0] if kind == VIDEO.kind else _small_image(data)
         image.thumbnail((_THUMBNAIL_PIXELS, _THUMBNAIL_PIXELS))

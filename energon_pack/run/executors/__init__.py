@@ -9,7 +9,7 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
-class Folder(NamedTuple):
+class JobFolder(NamedTuple):
     """A folder in which jobs find their files."""
 
     knob: str  # the setting that names it
@@ -32,7 +32,7 @@ class Executor(Protocol):
         begun are then dropped. A lost or stuck worker is a `PackError` that names the knob to turn. Every wait ends.
     """
 
-    def share(self, folders: Sequence[Folder]) -> None:
+    def share(self, folders: Sequence[JobFolder]) -> None:
         """Receive, before the first job, the folders that every worker has to see."""
 
     def map(self, function: Callable[[Job], Result], jobs: Iterable[Job], are_short: bool = False) -> Iterator[Result]:

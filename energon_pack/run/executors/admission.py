@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 
 from energon_pack.errors import printable
-from energon_pack.run.executors import Folder
+from energon_pack.run.executors import JobFolder
 from energon_pack.run.user_cache import version_of
 from energon_pack.version import VERSION
 
@@ -37,7 +37,7 @@ class Terms:
 
 
 @contextmanager
-def terms_of(folders: Sequence[Folder], kept_as: str | None = None) -> Iterator[Terms]:
+def terms_with_mark_files(folders: Sequence[JobFolder], kept_as: str | None = None) -> Iterator[Terms]:
     """Yield a run's conditions for other machines, and keep a mark file in each folder that the run writes to.
 
     `kept_as`: end of the mark files' names, which then stay after the run; None: a random one, and they are removed.
@@ -115,7 +115,7 @@ def _appears(path: str) -> bool:
 
 
 def remove_marks(terms: Terms) -> None:
-    """Remove the files that `terms_of` left in folders, once no process looks for them."""
+    """Remove the files that `terms_with_mark_files` left in folders, once no process looks for them."""
     for _, path in terms.seen:
         if os.path.basename(path).startswith(_MARK_PREFIX):
             Path(path).unlink(missing_ok=True)

@@ -23,14 +23,14 @@ from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from energon_pack.errors import PackError
-from energon_pack.run.executors import Folder
+from energon_pack.run.executors import JobFolder
 from energon_pack.run.executors.workers import (
     INTERRUPTS,
     ONE_THREAD_ENV,
     Context,
     IdleTime,
-    environment,
-    measure_work,
+    changed_environment,
+    cpu_seconds_and_bytes,
     start_worker,
 )
 
@@ -82,9 +82,9 @@ class LocalExecutor:
         self._ends: list[Connection] = []  # the workers' ends of the pipes between pools and workers
         self._last: Future[Any] | None = None  # the last of the single jobs
         self._busy: IdleTime | None = None
-        self._one_thread = environment(ONE_THREAD_ENV)
+        self._one_thread = changed_environment(ONE_THREAD_ENV)
 
-    def share(self, folders: Sequence[Folder]) -> None:
+    def share(self, folders: Sequence[JobFolder]) -> None:
         """Do nothing: one machine sees its own folders."""
 
     def map(self, function: Callable[[Job], Result], jobs: Iterable[Job], are_short: bool = False) -> Iterator[Result]:
@@ -157,7 +157,7 @@ class LocalExecutor:
         if any(process.exitcode is not None for process in self._context.started):
             raise WorkerKilled from None  # a killed worker may have sent half a result, and the rest never comes
         if self._busy is None:  # checking costs more than most waits
-            self._busy = IdleTime(partial(measure_work, self._context))
+            self._busy = IdleTime(partial(cpu_seconds_and_bytes, self._context))
         elif self._busy.seconds_without_work(seconds) > self._patience:
             pids = ", ".join(str(process.pid) for process in self._context.started)
             raise PackError(

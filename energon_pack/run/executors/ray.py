@@ -29,8 +29,8 @@ from ray.exceptions import (
 )
 
 from energon_pack.errors import PackError, one_line
-from energon_pack.run.executors import Folder
-from energon_pack.run.executors.admission import terms_of, why_unfit
+from energon_pack.run.executors import JobFolder
+from energon_pack.run.executors.admission import terms_with_mark_files, why_unfit
 from energon_pack.run.executors.local import LocalExecutor, run_short_jobs
 from energon_pack.run.executors.ray_cluster import cluster_of
 from energon_pack.run.executors.settings import ExecutorConfig
@@ -66,9 +66,9 @@ class RayExecutor:
         self._remote: Any = None
         self._room, self._next_look = 0, 0.0
 
-    def share(self, folders: Sequence[Folder]) -> None:
+    def share(self, folders: Sequence[JobFolder]) -> None:
         """See `Executor.share`: each worker checks them before its first job."""
-        self._terms = pickle.dumps(self._stack.enter_context(terms_of(folders)))
+        self._terms = pickle.dumps(self._stack.enter_context(terms_with_mark_files(folders)))
 
     def map(self, function: Callable[[Job], Result], jobs: Iterable[Job], are_short: bool = False) -> Iterator[Result]:
         """See `Executor.map`. Short jobs run here until they have taken as long as starting a process."""
@@ -167,7 +167,7 @@ class RayExecutor:
             stack.enter_context(cluster_of(self._settings))
             stack.callback(lambda: self._cancel(self._at_work))
             try:
-                self._remote = ray.remote(**self._task)(_pickled_by_value())
+                self._remote = ray.remote(**self._task)(_job_function_by_value())
             except (TypeError, ValueError) as error:
                 raise PackError(f"executor.task={self._settings.task}: {one_line(error)}") from None
             self._stack = stack.pop_all()
@@ -192,7 +192,7 @@ def _saying_node_is_lost() -> Iterator[None]:
         ) from None
 
 
-def _pickled_by_value() -> Callable[[bytes, bytes], bytes | str]:
+def _job_function_by_value() -> Callable[[bytes, bytes], bytes | str]:
     """Return the function for workers, to be sent whole, not by name: they may lack this package, or have another."""
 
     def energon_pack_job(terms: bytes, job: bytes) -> bytes | str:

@@ -15,7 +15,7 @@ from ray._raylet import Config  # type: ignore[attr-defined]
 
 from energon_pack.errors import PackError, one_line
 from energon_pack.run.executors.settings import ExecutorConfig
-from energon_pack.run.executors.workers import INTERRUPTS, QUIET_RAY_ENV, environment
+from energon_pack.run.executors.workers import INTERRUPTS, QUIET_RAY_ENV, changed_environment
 
 _ENDED_MESSAGE = (
     "energon-pack: error: this process was ended by Ray, where the head of its cluster or the node of this machine was"
@@ -34,9 +34,9 @@ def cluster_of(settings: ExecutorConfig) -> Iterator[None]:
     private: dict[str, Any] = {"address": "local", "num_cpus": settings.num_workers, "include_dashboard": False}
     where = private if settings.address is None else {"address": settings.address}
     handlers = {number: signal.getsignal(number) for number in INTERRUPTS}
-    with _private_ray() if settings.address is None else nullcontext():
+    with _private_ray_settings() if settings.address is None else nullcontext():
         try:
-            with environment(QUIET_RAY_ENV):
+            with changed_environment(QUIET_RAY_ENV):
                 ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, ValueError, RuntimeError, OSError) as error:
             raise PackError(f"executor.address={settings.address}: no Ray there: {one_line(error)}") from None
@@ -52,14 +52,14 @@ def cluster_of(settings: ExecutorConfig) -> Iterator[None]:
 
 
 @contextmanager
-def _private_ray() -> Iterator[None]:
+def _private_ray_settings() -> Iterator[None]:
     """Make a Ray started here listen on the loopback only, and accept commands only with its token.
 
     Ray has no setting for the first: it does so only where it can't have more than one machine.
     """
     can_have_more, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
     try:
-        with environment({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _TOKEN}):
+        with changed_environment({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _TOKEN}):
             Config.initialize("")  # else this process uses the token that Ray read when it was imported
             yield
     finally:

@@ -162,7 +162,7 @@ class Chain:
             waiting = [(stage, task) for stage, of_stage in (tasks or {}).items() for task in of_stage]
             stuck = next((item for item in waiting if item[1].is_stuck), None)
             if stuck and was_stuck:  # twice: Slurm itself ends a job whose dependency failed
-                raise self._failed_task(are_over=False) or _stuck_error(*stuck, jobs)
+                raise self._error_of_failed_task(are_over=False) or _stuck_error(*stuck, jobs)
             was_stuck = was_stuck if tasks is None else stuck is not None
             if line != last and now - printed >= _LINE_SECONDS:
                 say(line)
@@ -174,7 +174,7 @@ class Chain:
                 raise self._failure()
             time.sleep(0.2)
 
-    def _failed_task(self, are_over: bool) -> PackError | None:
+    def _error_of_failed_task(self, are_over: bool) -> PackError | None:
         """Return the error of the first failed task: in the earliest failed stage, the task whose log ended first.
 
         `are_over`: no task runs any more, so one whose log has no exit code was killed. None: no task failed.
@@ -189,7 +189,7 @@ class Chain:
 
     def _failure(self) -> PackError:
         """Return the error of jobs that ended without a dataset."""
-        return self._failed_task(are_over=True) or PackError(
+        return self._error_of_failed_task(are_over=True) or PackError(
             f"Slurm ended the jobs, and no log in {self.folder} says why: they were cancelled before they began, or a"
             " node does not see that folder (cache_dir); the same command goes on"
         )

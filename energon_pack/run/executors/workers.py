@@ -29,7 +29,7 @@ _IDLE_SHARE = 0.01  # share of the time: workers that wait for the GIL for ever 
 
 
 @contextmanager
-def environment(variables: Mapping[str, str]) -> Iterator[None]:
+def changed_environment(variables: Mapping[str, str]) -> Iterator[None]:
     """Set these variables for processes that are started and modules that are imported meanwhile."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
@@ -107,7 +107,7 @@ class IdleTime:
         return self._idle
 
 
-def measure_work(context: Context) -> tuple[float, int]:
+def cpu_seconds_and_bytes(context: Context) -> tuple[float, int]:
     """Return the processor seconds and bytes of a context's processes, for `IdleTime`."""
     seconds, num_bytes = 0.0, 0
     for started in context.started:

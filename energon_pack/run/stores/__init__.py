@@ -90,11 +90,11 @@ def read_with_version(address: str) -> tuple[bytes, str]:
     raise StoreError(f"{address} is written again and again: is another run at work?")
 
 
-def entries(folder: str) -> dict[str, Found]:
+def list_recursively(folder: str) -> dict[str, Found]:
     """Return all objects in a folder and its subfolders by address, in the order of their names."""
     objects, key = _objects_and_key(folder)
     prefix = f"{tidy_address(key)}/" if key else ""
-    listed = with_retries("LIST", folder, lambda: dict(objects.entries(prefix)))
+    listed = with_retries("LIST", folder, lambda: dict(objects.list_recursively(prefix)))
     begin = folder[: len(folder) - len(key)] if key else f"{tidy_address(folder)}/"
     return {f"{begin}{name}": listed[name] for name in sorted(listed) if name.startswith(prefix)}
 

@@ -38,7 +38,7 @@ class Blocks:
         self._folder: Path | None = None
         self._room = 0  # blocks to keep before the folder is checked again; negative: it is full
 
-    def read(self, key: str, number: int, start: int, end: int) -> bytes | None:
+    def read_if_kept(self, key: str, number: int, start: int, end: int) -> bytes | None:
         """Return bytes of a block; None: the block is not in the cache."""
         data = self._memory.get((key, number))
         if data is not None:
@@ -63,7 +63,7 @@ class Blocks:
         while len(self._memory) > _MAX_MEMORY_BLOCKS:
             self._memory.popitem(last=False)
         if self._room == 0:
-            self._check_disk()
+            self._make_room_on_disk()
         if self._room < 0:
             self._room += 1
             return
@@ -88,7 +88,7 @@ class Blocks:
     def _path(self, key: str, number: int) -> str:
         return f"{self.folder}/{key}-{number}"
 
-    def _check_disk(self) -> None:
+    def _make_room_on_disk(self) -> None:
         """Compute how many more blocks fit on disk; if few do, remove those that were not used for long."""
         kept = list(os.scandir(self.folder))
         free = shutil.disk_usage(self.folder).free // (2 * BLOCK_BYTES)

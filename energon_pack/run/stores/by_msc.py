@@ -10,7 +10,7 @@ from multistorageclient import StorageClient, StorageClientConfig
 from multistorageclient.types import Range
 
 from energon_pack.run.stores import requests
-from energon_pack.run.stores.requests import PART_BYTES, Found, Objects, RequestRefused, classify_error, error_text
+from energon_pack.run.stores.requests import PART_BYTES, Found, Objects, PermanentError, classify_error, error_text
 
 
 class MscObjects(Objects):
@@ -34,7 +34,7 @@ class MscObjects(Objects):
     def read(self, key: str, start: int, end: int) -> tuple[memoryview, str | None]:
         return memoryview(_with_time_limit(lambda: self._client.read(key, byte_range=Range(start, end - start)))), None
 
-    def entries(self, prefix: str) -> Iterator[tuple[str, Found]]:
+    def list_recursively(self, prefix: str) -> Iterator[tuple[str, Found]]:
         with _translated_errors():
             for item in self._client.list_recursive(path=prefix):
                 yield item.key, self._found(item)
@@ -76,7 +76,7 @@ def _translated_errors() -> Iterator[None]:
     except Exception as error:  # multi-storage-client passes on some errors of the clients it uses
         status, code = _answer(error)
         if status is None and isinstance(error, PermissionError | NotImplementedError):
-            raise RequestRefused(error_text(error)) from None
+            raise PermanentError(error_text(error)) from None
         raise classify_error(error, status, code) from None
 
 

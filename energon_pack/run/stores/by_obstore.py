@@ -13,7 +13,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError, GenericError, Prec
 from obstore.store import S3Store
 
 from energon_pack.run.stores import requests
-from energon_pack.run.stores.requests import PART_BYTES, Found, Objects, RequestRefused, classify_error, error_text
+from energon_pack.run.stores.requests import PART_BYTES, Found, Objects, PermanentError, classify_error, error_text
 
 #: Settings of a profile that this client knows, or that do not change what is read.
 KNOWN_OPTIONS = {"base_path", "region_name", "endpoint_url", "profile_name", "verify", "signature_version"} | {
@@ -58,7 +58,7 @@ class ObstoreObjects(Objects):
             config["skip_signature"] = True
 
         def store(retry: Any) -> S3Store:
-            asking = None if given is None else _asking(given)
+            asking = None if given is None else _credential_provider(given)
             options: Any = {"config": config, "client_options": client, "retry_config": retry}
             return S3Store(bucket, prefix=prefix or None, credential_provider=asking, **options)
 
@@ -77,7 +77,7 @@ class ObstoreObjects(Objects):
             result = obstore.get(self._store, key, options={"range": (start, end)})
             return memoryview(result.bytes()), _version(result.meta)
 
-    def entries(self, prefix: str) -> Iterator[tuple[str, Found]]:
+    def list_recursively(self, prefix: str) -> Iterator[tuple[str, Found]]:
         with _translated_errors():
             for batch in obstore.list(self._store, prefix, chunk_size=1000):
                 for meta in batch:
@@ -117,7 +117,7 @@ class ObstoreObjects(Objects):
             obstore.delete(self._store, list(keys))
 
 
-def _asking(credentials: Any) -> Callable[[], Any]:
+def _credential_provider(credentials: Any) -> Callable[[], Any]:
     """Return a function that gets boto3's credentials for each request: boto3 renews them when they are due."""
 
     def ask() -> dict[str, Any]:
@@ -144,7 +144,7 @@ def _translated_errors() -> Iterator[None]:
         status, code = _status_of(error), _CODE.search(text)
         moved = _REDIRECT[0] if _REDIRECT[1] in text else None
         if status is None and moved is None and not isinstance(error, GenericError | OSError):
-            raise RequestRefused(error_text(error)) from None
+            raise PermanentError(error_text(error)) from None
         raise classify_error(error, moved if status is None else status, code and code[1]) from None
 
 

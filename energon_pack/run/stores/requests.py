@@ -1,7 +1,7 @@
 """Send requests to object stores: repeat them where that may help, count them, and report errors in one line.
 
 A network fault is not a damaged sample, so it must end the run. A decoder that reads from a store may take it for
-damaged data; `raising_store_errors` then raises it again.
+damaged data; `reraising_store_errors` then raises it again.
 """
 
 import errno
@@ -53,7 +53,7 @@ class TransientError(Exception):
     """An error that may pass if the request is sent again."""
 
 
-class RequestRefused(Exception):
+class PermanentError(Exception):
     """An error that sending the request again does not change."""
 
 
@@ -75,11 +75,11 @@ def with_retries(kind: str, address: str, request: Callable[[], Result]) -> Resu
             REQUEST_COUNTS["retries"] += 1
             if attempt == MAX_ATTEMPTS or (attempt > 1 and time.monotonic() - start > MAX_RETRY_SECONDS):
                 text = f"{address}: {kind} failed {attempt} times: {error}; once it answers, the same command goes on"
-                raise _fault(text) from None
+                raise _recorded_store_error(text) from None
             time.sleep(pause * random.uniform(0.5, 1))
             pause *= 2
-        except RequestRefused as error:
-            raise _fault(f"{address}: {kind}: {error}") from None
+        except PermanentError as error:
+            raise _recorded_store_error(f"{address}: {kind}: {error}") from None
     raise AssertionError
 
 
@@ -105,7 +105,7 @@ def run_with_timeout(seconds: float, request: Callable[[], Result]) -> Result:
     return result.result()
 
 
-def classify_error(error: Exception, status: int | None, code: str | None = None) -> TransientError | RequestRefused:
+def classify_error(error: Exception, status: int | None, code: str | None = None) -> TransientError | PermanentError:
     """Say whether a client's error may pass if the same request is sent again.
 
     Args:
@@ -118,18 +118,18 @@ def classify_error(error: Exception, status: int | None, code: str | None = None
     if status == _BAD_REQUEST and code is None:  # expired keys in a HEAD request, whose answer has no body for a code
         return TransientError(text)
     if status < _BAD_REQUEST:
-        return RequestRefused(f"{text}: the bucket is in another region: set AWS_REGION, or region_name of its profile")
-    return RequestRefused(text)
+        return PermanentError(f"{text}: the bucket is in another region: set AWS_REGION, or region_name of its profile")
+    return PermanentError(text)
 
 
-def _fault(text: str) -> StoreError:
+def _recorded_store_error(text: str) -> StoreError:
     error = StoreError(text)
     _store_errors.append(error)
     return error
 
 
 @contextmanager
-def raising_store_errors() -> Iterator[None]:
+def reraising_store_errors() -> Iterator[None]:
     """Raise the error of a request at the end of this context, even if the code in it took that for damaged data.
 
     Raises:
@@ -155,7 +155,7 @@ class Found(NamedTuple):
 
 
 class Objects(ABC):
-    """The objects of a profile, by their keys. Methods raise FileNotFoundError, TransientError or RequestRefused."""
+    """The objects of a profile, by their keys. Methods raise FileNotFoundError, TransientError or PermanentError."""
 
     @abstractmethod
     def find(self, key: str) -> Found:
@@ -166,7 +166,7 @@ class Objects(ABC):
         """Return the bytes `start` to `end`, and their version (None: the store does not report it)."""
 
     @abstractmethod
-    def entries(self, prefix: str) -> Iterator[tuple[str, Found]]:
+    def list_recursively(self, prefix: str) -> Iterator[tuple[str, Found]]:
         """Yield the full key, size and version of each object below a prefix, which is a folder."""
 
     @abstractmethod

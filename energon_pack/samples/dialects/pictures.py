@@ -80,7 +80,9 @@ def media_name_in(named: Any) -> Any:
     return value_of_synonyms(named, ("url", "path", "data"))
 
 
-def replace_img_tags(messages: list[Message], fields: Mapping[str, Any], lists_media: bool = False) -> list[Message]:
+def replace_img_tags_by_media(
+    messages: list[Message], fields: Mapping[str, Any], lists_media: bool = False
+) -> list[Message]:
     """Replace `<img>a.png</img>` in the text by media; raises Skip if the text refers to boxes (`<bbox>`) in `objects`.
 
     `fields`: the sample's fields. `lists_media`: whether the sample lists media outside of them.

@@ -1,6 +1,6 @@
 """Rewrites a record in the terms of this package, before and after its conversation is found. Pure.
 
-JSON ──rewrite_record──► fields as `parse_record` knows them      messages ──replace_img_tags──► messages
+JSON ──rewrite_record──► fields as `parse_record` knows them      messages ──replace_img_tags_by_media──► messages
 """
 
 import ast

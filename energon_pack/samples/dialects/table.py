@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from energon_pack.samples.dialects.pairs import question_and_answer_turns, turn, turns_of_prompts_and_captions
-from energon_pack.samples.documents import document_of, text_without_chat
+from energon_pack.samples.documents import document_of, text_unless_chat
 from energon_pack.samples.hint import Hint
 from energon_pack.samples.sample import MESSAGE_KEYS, Message
 from energon_pack.samples.settings import ReadSettings, SampleType
@@ -45,7 +45,7 @@ def turns_of_instruction(value: Mapping[str, Any], dialect: Dialect) -> list[Mes
         raise _other_form_skip(dialect, asks, value[asks])
     history = value.get("history") if "history" in dialect.optional_fields else None
     return [
-        *_checked_history(history, dialect),
+        *_checked_history_turns(history, dialect),
         *question_and_answer_turns(question, _text_field(value, answers, dialect)),
     ]
 
@@ -95,7 +95,7 @@ def turns_as_written(value: Mapping[str, Any], dialect: Dialect) -> list[Any]:
     return turns
 
 
-def _checked_history(history: Any, dialect: Dialect) -> list[Message]:
+def _checked_history_turns(history: Any, dialect: Dialect) -> list[Message]:
     pairs = history or []
     is_pair = isinstance(pairs, list) and all(
         isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in pairs
@@ -172,7 +172,7 @@ def possible_readings(value: Mapping[str, Any], settings: ReadSettings) -> Itera
     if kind in (auto, SampleType.captioning) and isinstance(caption := value.get("caption"), str):
         asked = question_and_answer_turns(settings.caption_prompt, caption.strip())
         yield ConversationReading("caption", ("caption",), lambda: asked)
-    if kind in (auto, SampleType.vqa) and (written := _single_question(value)):
+    if kind in (auto, SampleType.vqa) and (written := _single_question_reading(value)):
         yield written
     for dialect in DIALECTS if kind in (auto, SampleType.chat, SampleType.vqa) else ():
         if (dialect.is_vqa or kind is not SampleType.vqa) and all(
@@ -182,7 +182,7 @@ def possible_readings(value: Mapping[str, Any], settings: ReadSettings) -> Itera
             yield ConversationReading(dialect.name, keys, partial(dialect.make_turns, value, dialect))
     if kind is auto and isinstance(text := value.get("text"), str) and text.strip():
         yield ConversationReading("text", ("text",), partial(document_of, text))
-    if kind in (auto, SampleType.vqa) and (written := _single_question(value, is_answered=False)):
+    if kind in (auto, SampleType.vqa) and (written := _single_question_reading(value, is_answered=False)):
         yield written
 
 
@@ -198,7 +198,7 @@ def conversation_of(
     """
     ways = possible_readings(value, settings)
     first = next(ways, None)
-    if first is None or (first.name == "text" and not text_without_chat(value)):
+    if first is None or (first.name == "text" and not text_unless_chat(value)):
         return None
     columns, others = settings.columns, {*_CONVERSATION_FIELDS.intersection(value).difference(first.keys)}
     is_decided = settings.messages_key or columns.messages or (columns.prompt and columns.response)
@@ -235,7 +235,7 @@ def no_conversation_skip(value: Mapping[str, Any], fields: str) -> Skip:
     return Skip(Reason.NO_MESSAGES, f"no {fields} among {sorted(value)[:8]} ({hint or _FIELD_ADVICE})", hint)
 
 
-def _single_question(value: Mapping[str, Any], is_answered: bool = True) -> ConversationReading | None:
+def _single_question_reading(value: Mapping[str, Any], is_answered: bool = True) -> ConversationReading | None:
     """Read one question with one or several answers; the first answer is taken, and the record keeps a list of them.
 
     `is_answered`: its answer is no empty text.

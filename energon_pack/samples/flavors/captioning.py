@@ -69,7 +69,7 @@ class PackedCaptioning(PackedFlavor):
 
     def member_value(self, index: int, conversation: Conversation) -> dict[str, Any]:
         texts = [message["content"] for message in conversation.messages]
-        stems = _image_names(index, len(conversation.media))
+        stems = _image_stems(index, len(conversation.media))
         has_positions = conversation.has_positions or [False] * len(stems)
         fields, is_timed = conversation.fields, conversation.is_timed
         used = [*["patch_positions"] * bool(conversation.has_positions), *["fps", "timestamp_decimal"] * is_timed]
@@ -99,7 +99,7 @@ class PackedCaptioning(PackedFlavor):
 
     def media_names(self, parts: Sequence[list[str]]) -> list[list[str]]:
         counts = (sum(self.kind(part) is not None for part in names) for names in parts)
-        return [[f"{stem}.jpg" for stem in _image_names(index, count)] for index, count in enumerate(counts)]
+        return [[f"{stem}.jpg" for stem in _image_stems(index, count)] for index, count in enumerate(counts)]
 
     def kind(self, part: str) -> str | None:
         return IMAGE.kind if part.endswith(".jpg") else None
@@ -115,7 +115,7 @@ class PackedCaptioning(PackedFlavor):
         samples = []
         for member in self.members(value):
             times = {name: member[name] for name in ("fps", "timestamp_decimal") if member[name] is not None}
-            messages = alternating_turns(member["prompts"], member["captions"])
+            messages = prompt_caption_turns(member["prompts"], member["captions"])
             samples.append(sample_json(Conversation(messages, None, {**member["source_fields"], **times}, [])))
         return samples
 
@@ -157,14 +157,14 @@ class PackedCaptioning(PackedFlavor):
             positions, num_images = member["patch_positions"], len(member["images"] or ())
             if positions is not None and len(positions) != num_images:
                 yield f"member {number} has {num_images} images and {len(positions)} patch_positions"
-            stems = _image_names(number, num_images)
+            stems = _image_stems(number, num_images)
             wrong = [n for n, stem in zip(member["images"] or (), stems, strict=True) if n != f"{stem}.jpg"]
             arrays = zip(positions or (), stems, strict=False)
             wrong += [name for name, stem in arrays if name not in ("", f"{stem}.npy")]
             yield from (f"member {number} has a file named {quote(name)}" for name in wrong[:1])
 
 
-def _image_names(index: int, num_images: int) -> list[str]:
+def _image_stems(index: int, num_images: int) -> list[str]:
     """Return the names of a member's images in the JSON, without their extensions."""
     return [f"img{index:03d}_sub{number:03d}" for number in range(num_images)]
 
@@ -173,7 +173,7 @@ def _as_list(turns: Any) -> Any:
     return [turns] if isinstance(turns, str) else turns
 
 
-def alternating_turns(prompts: Sequence[str], captions: Sequence[str]) -> list[Message]:
+def prompt_caption_turns(prompts: Sequence[str], captions: Sequence[str]) -> list[Message]:
     """Make a conversation in which each prompt is a user's turn, and each caption the assistant's turn after it."""
     turns = zip(prompts, captions, strict=True)
     return [
@@ -187,6 +187,6 @@ def _messages_with_times(member: Fields, positions: Sequence[Any], num_images: i
     `positions`: each image's patch positions, None for an image without; empty: write no times.
     """
     fields = {name: member[name] for name in ("fps", "timestamp_decimal")}
-    record = Record(alternating_turns(member["prompts"], member["captions"]), fields=fields)
+    record = Record(prompt_caption_turns(member["prompts"], member["captions"]), fields=fields)
     placed = placed_record(record, [IMAGE.kind] * num_images)
     return placed.timed_messages(positions) if positions else placed.messages

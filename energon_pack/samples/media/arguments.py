@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 
 
-class Clip(NamedTuple):
+class VideoClip(NamedTuple):
     """The frames of a video that a model sees, and the video's sound if it is heard."""
 
     frames: Any  # uint8 [n, height, width, 3]
@@ -20,7 +20,7 @@ class PreparedMedia(NamedTuple):
 
     #: the kind of each
     order: Sequence[str] = ()
-    #: images, `Clip`s, sounds of float32 [n], or what `Medium.decoded` returns
+    #: images, `VideoClip`s, sounds of float32 [n], or what `Medium.decoded` returns
     values: Sequence[Any] = ()
 
     def of_kind(self, kind: str) -> list[Any]:

@@ -76,7 +76,7 @@ def to_rgb(image: Image.Image, look: Look = PLAIN_LOOK, is_own: bool = False) ->
 def orientation(image: Image.Image, png_chunks: list[bytes] | None = None) -> int:
     """Return the EXIF orientation, 1..8, as Pillow's `exif_transpose` finds it.
 
-    `png_chunks`: the chunk names of a PNG, from `image_probe.png_chunks`; None: another format.
+    `png_chunks`: the chunk names of a PNG, from `image_probe.png_chunk_names`; None: another format.
 
     Pillow decodes a whole PNG before it answers, because EXIF may follow the pixels; so its chunk names are read first.
     An image of a format without an end mark must be loaded before: Pillow turns a TIFF itself, and then says 1.

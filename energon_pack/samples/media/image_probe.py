@@ -29,7 +29,7 @@ def probe_image(file: BinaryIO) -> Media:
     """
     try:
         with opened_image(file) as image:
-            chunks = png_chunks(image, file)
+            chunks = png_chunk_names(image, file)
             if not is_whole(image, file, chunks):
                 image.load()
             medium = medium_of(image, chunks)
@@ -43,7 +43,7 @@ def probe_image(file: BinaryIO) -> Media:
 
 
 def medium_of(image: Image.Image, png_chunks: list[bytes] | None = None) -> Media:
-    """Return the size, extension and mode of an open image, from its header; `png_chunks`: as for `orientation`."""
+    """Return the size, extension and mode of an open image by its header; `png_chunks`: as for `orientation`."""
     is_turned = orientation(image, png_chunks) >= 5
     width, height = image.size[::-1] if is_turned else image.size
     mode = image.mode if image.mode.startswith(("I", "F")) else ""
@@ -53,7 +53,7 @@ def medium_of(image: Image.Image, png_chunks: list[bytes] | None = None) -> Medi
 def is_whole(image: Image.Image, file: BinaryIO, chunks: list[bytes] | None) -> bool:
     """Tell whether a file ends with its format's end mark; False: it does not, or the format has no end mark.
 
-    `chunks`: the names of a PNG's chunks, from `png_chunks`; None: another format.
+    `chunks`: the names of a PNG's chunks, from `png_chunk_names`; None: another format.
     """
     if chunks is not None:  # in an animated image, a good end tells nothing; texts behind the pixels may be too large
         behind = chunks[len(chunks) - chunks[::-1].index(b"IDAT") :] if b"IDAT" in chunks else []
@@ -68,7 +68,7 @@ def is_whole(image: Image.Image, file: BinaryIO, chunks: list[bytes] | None) -> 
     return False
 
 
-def png_chunks(image: Image.Image, file: BinaryIO) -> list[bytes] | None:
+def png_chunk_names(image: Image.Image, file: BinaryIO) -> list[bytes] | None:
     """Return the names of the chunks that a PNG holds whole; None: another format. Keeps the file's position.
 
     Text chunks that surely hold no orientation are left out.
@@ -128,13 +128,13 @@ _PNG_HARMLESS_KEYWORDS = frozenset(
 def plain_image(file: Bytes, offset: int, size: int) -> Media | None:
     """Read the size of a simple JPEG, PNG or WebP in a range of a file, without Pillow; None: only Pillow can tell."""
     for most in _HEAD_BYTES:
-        medium = _plain_image(file, offset, size, file.read(offset, min(size, most)))
+        medium = _plain_image_by_head(file, offset, size, file.read(offset, min(size, most)))
         if medium is not None or size <= most:
             return medium
     return None
 
 
-def _plain_image(file: Bytes, offset: int, size: int, head: bytes) -> Media | None:
+def _plain_image_by_head(file: Bytes, offset: int, size: int, head: bytes) -> Media | None:
     if head.startswith(b"\xff\xd8\xff"):
         sides, extension = _jpeg_size(head), "jpg"
         end = min(size, _TAIL_BYTES)

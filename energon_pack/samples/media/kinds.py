@@ -26,7 +26,7 @@ def _with_added(points: Iterable[EntryPoint]) -> dict[str, Medium]:
     for point in sorted(points, key=lambda point: point.name):
         try:
             medium = point.load()()
-            why_not = _defect(medium, kinds.values())
+            why_not = _defect_of_kind(medium, kinds.values())
         except Exception as error:  # foreign code may fail in any way
             why_not = one_line(error)
         if why_not:
@@ -35,7 +35,7 @@ def _with_added(points: Iterable[EntryPoint]) -> dict[str, Medium]:
     return kinds
 
 
-def _defect(medium: Any, kinds: Iterable[Medium]) -> str:
+def _defect_of_kind(medium: Any, kinds: Iterable[Medium]) -> str:
     """Say why a kind can't join others; empty: it can."""
     if not isinstance(medium, Medium):
         return f"{type(medium).__name__} is no energon_pack.Medium"

@@ -31,11 +31,11 @@ class LazyImage(Image.Image):
         """The image's upright size and its format, from the header."""
         if self._medium is None:
             # late: decoding alone needs no reader of headers
-            from energon_pack.samples.media.image_probe import medium_of, png_chunks
+            from energon_pack.samples.media.image_probe import medium_of, png_chunk_names
 
             with self._named():
                 image, file = self._opened(), io.BytesIO(self._data) if isinstance(self._data, bytes) else None
-                self._medium = medium_of(image, None if file is None else png_chunks(image, file))
+                self._medium = medium_of(image, None if file is None else png_chunk_names(image, file))
         return self._medium
 
     @property

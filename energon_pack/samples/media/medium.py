@@ -52,7 +52,7 @@ class MediumSettings:
     list_of_frames: int | None = None
 
     @property
-    def pixel_keys(self) -> list[str]:
+    def given_pixel_keys(self) -> list[str]:
         """The names of the settings that are set and change the size of pictures."""
         return [key for key in PIXEL_KEYS if getattr(self, key) is not None]
 
@@ -87,7 +87,7 @@ def begins(pattern: bytes) -> re.Pattern[bytes]:
     return re.compile(pattern, re.DOTALL)
 
 
-def boxes_of(file: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
+def mp4_boxes(file: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
     """Yield name, offset and end in bytes of each outermost box of an mp4; an invalid box ends where it begins."""
     end, position = file.seek(0, os.SEEK_END), 0
     while position + 8 <= end:

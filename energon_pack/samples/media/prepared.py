@@ -12,7 +12,7 @@ from PIL import Image
 
 from energon_pack.run.load_by_name import load_entry_point, load_named
 from energon_pack.samples.input_rules import InputRules
-from energon_pack.samples.media.arguments import Clip, PreparedMedia, media_arguments, video_metadata
+from energon_pack.samples.media.arguments import PreparedMedia, VideoClip, media_arguments, video_metadata
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.lazy_image import decoded_with_look
 from energon_pack.samples.media.medium import Media
@@ -36,30 +36,30 @@ def prepared_media(rules: InputRules, media: Sequence[SeenMedium], data: Sequenc
 
 def _prepared(rules: InputRules, medium: SeenMedium, data: Sequence[Any]) -> Any:
     if medium.kind == IMAGE.kind:
-        return _pixels(rules, medium, data)[0]
+        return _images_after_steps(rules, medium, data)[0]
     if medium.kind != VIDEO.kind:
         known = Media(medium.kind, medium.width, medium.height, num_samples=medium.num_samples, rate=rules.rate)
         return KINDS[medium.kind].decoded(data[0], known, rules.rate)
     from energon_pack.samples.media.streams import decode_frames  # late: images need no reader of videos
 
     of_list = [data[index] for index in medium.frames] if medium.num_images else None
-    frames = _pixels(rules, medium, of_list or decode_frames(data[0], medium.frames))
+    frames = _images_after_steps(rules, medium, of_list or decode_frames(data[0], medium.frames))
     sound = Media(AUDIO.kind, num_samples=medium.num_samples, rate=rules.rate)
     heard = AUDIO.decoded(data[0], sound, rules.rate) if medium.num_samples else None
     return make_clip(medium, frames, heard)
 
 
-def make_clip(video: SeenMedium, frames: Sequence[Image.Image], sound: Any = None) -> Clip:
+def make_clip(video: SeenMedium, frames: Sequence[Image.Image], sound: Any = None) -> VideoClip:
     """Join the frames of a video for a processor's call: uint8 [n, height, width, 3], with the video's metadata.
 
     `sound`: float32 [n]; None: the video's sound is not used.
     """
     total = int(video.num_in_source) if video.num_in_source == int(video.num_in_source) else video.num_in_source
     pixels = np.stack([np.asarray(frame) for frame in frames])
-    return Clip(pixels, video_metadata(total, video.fps, video.frames), sound)
+    return VideoClip(pixels, video_metadata(total, video.fps, video.frames), sound)
 
 
-def _pixels(rules: InputRules, medium: SeenMedium, images: Sequence[Any]) -> list[Image.Image]:
+def _images_after_steps(rules: InputRules, medium: SeenMedium, images: Sequence[Any]) -> list[Image.Image]:
     shown = [decoded_with_look(image, rules.looks[medium.kind]) for image in images]
     if other := next((image.size for image in shown if image.size != (medium.width, medium.height)), None):
         from energon_pack.samples.media.streams import UndecodableError
@@ -90,7 +90,7 @@ def _preprocessor(media: str) -> Any:
     return make(SimpleNamespace(**settings), settings["factor"])
 
 
-def media_inputs(rules: InputRules, media: PreparedMedia) -> dict[str, Any]:
+def processor_arguments(rules: InputRules, media: PreparedMedia) -> dict[str, Any]:
     """Return the keyword arguments of a processor's call for these media, with the settings of `rules`."""
     return media_arguments(media, rules.call_settings, rules.nests_images)
 

@@ -19,7 +19,7 @@ from energon_pack.samples.media.medium import (
     Media,
     MediumSettings,
 )
-from energon_pack.samples.media.stream_probe import probe_track
+from energon_pack.samples.media.stream_probe import probe_sound_length_of_video
 from energon_pack.samples.member import SampleOptions
 from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
 
@@ -60,11 +60,11 @@ def _with_sound(video: Media, file: BinaryIO) -> Media:
             "the sound of a part of a video is not heard: take out video_start and video_end, or use_audio_in_video"
         )
         raise Skip(Reason.UNSUPPORTED_MEDIA, detail)
-    track = probe_track(file)
+    track = probe_sound_length_of_video(file)
     return video if track is None else replace(video, num_samples=track[0], rate=track[1])
 
 
-def frame_range_of(video: Media) -> tuple[int, int]:
+def first_and_num_frames(video: Media) -> tuple[int, int]:
     """Return the index of the first frame between `video_start` and `video_end`, and the number of frames there.
 
     Without these settings, it is the whole video. Raises Skip if fewer than two frames are left.
@@ -84,7 +84,7 @@ def frame_range_of(video: Media) -> tuple[int, int]:
     return first, last - first + 1
 
 
-def num_source_frames(video: Media) -> float:
+def num_frames_to_choose_from(video: Media) -> float:
     """Return the number of frames from which a video's frames are chosen.
 
     For a list of frames, it is the number that the video itself has in the same time, perhaps a fraction.
@@ -92,7 +92,7 @@ def num_source_frames(video: Media) -> float:
     settings = video.settings
     if settings is not None and settings.sample_fps is not None:
         return video.num_frames / settings.sample_fps * video.fps
-    return frame_range_of(video)[1]
+    return first_and_num_frames(video)[1]
 
 
 def has_frame_lists(media: Sequence[Media]) -> bool:
@@ -149,10 +149,10 @@ def _with_frames(media: Sequence[Media], listed: Any) -> list[Media]:
     if not isinstance(listed, list) or len(listed) != num_videos:
         raise Skip(Reason.BAD_MESSAGE, f"video_frames is no list of {num_videos} lists of frames: {str(listed)[:80]}")
     waiting = iter(listed)
-    return [_with_listed_frames(medium, next(waiting)) if medium.kind == VIDEO.kind else medium for medium in media]
+    return [_with_frame_indices(medium, next(waiting)) if medium.kind == VIDEO.kind else medium for medium in media]
 
 
-def _with_listed_frames(video: Media, frames: Any) -> Media:
+def _with_frame_indices(video: Media, frames: Any) -> Media:
     if frames is None:
         return video
     if not isinstance(frames, list) or not frames or any(type(index) is not int for index in frames):
@@ -172,7 +172,7 @@ def video_metadata_of(video: Media, frames: Sequence[int] | None = None) -> dict
     `frames`: indices of the chosen frames; None: the processor gets all frames and chooses.
     """
     indices = range(video.num_frames) if frames is None else frames
-    return video_metadata(num_source_frames(video), video.fps, indices)
+    return video_metadata(num_frames_to_choose_from(video), video.fps, indices)
 
 
 _IMAGE_KEYS = PIXEL_KEYS[:4]

@@ -35,9 +35,9 @@ class Sound(Medium):
     example = Media("audio", num_samples=48_000, rate=_RATE)
 
     def probe(self, file: BinaryIO, container: MediaFormat) -> Media:
-        from energon_pack.samples.media.stream_probe import probe_audio
+        from energon_pack.samples.media.stream_probe import probe_sound_length
 
-        num_samples, rate = probe_audio(file, container)
+        num_samples, rate = probe_sound_length(file, container)
         return Media(self.kind, extension=container.extension, num_samples=num_samples, rate=rate)
 
     def defect(self, data: bytes, medium: Media) -> str:

@@ -49,17 +49,17 @@ def _opened(file: BinaryIO, noun: str) -> Iterator[Any]:
         yield container
 
 
-def probe_audio(file: BinaryIO, container: MediaFormat) -> tuple[int, int]:
+def probe_sound_length(file: BinaryIO, container: MediaFormat) -> tuple[int, int]:
     """Return a sound's number of samples in each channel, and its rate in samples a second; raises Skip."""
     if container.is_whole and not container.is_whole(file):
         raise _cut_short_skip("its last part is missing")
-    if container.extension in ("wav", "aiff") and (counted := _length_by_chunks(file, container.extension == "wav")):
-        return checked_length(*counted)
+    if container.extension in ("wav", "aiff") and (counted := _length_from_header(file, container.extension == "wav")):
+        return checked_sound_length(*counted)
     with _opened(file, "sound") as opened_file:
         return decoded_length(opened_file)
 
 
-def probe_track(file: BinaryIO) -> tuple[int, int] | None:
+def probe_sound_length_of_video(file: BinaryIO) -> tuple[int, int] | None:
     """Return the number of samples and the rate of a video's sound; None: the video has no sound."""
     with _opened(file, "video") as container:
         return decoded_length(container) if container.streams.audio else None
@@ -73,7 +73,7 @@ def decoded_length(container: Any) -> tuple[int, int]:
             num_samples += len(piece)
             if num_samples > _MAX_SECONDS * rate:
                 break
-        checked_length(num_samples, rate)
+        checked_sound_length(num_samples, rate)
         stream = container.streams.best("audio")
         promised = round((stream.duration or 0) * stream.time_base * rate)
         if container.format.name in ("mp3", "flac") and num_samples < promised - 1:
@@ -81,7 +81,7 @@ def decoded_length(container: Any) -> tuple[int, int]:
     return num_samples, rate
 
 
-def checked_length(num_samples: int, rate: int) -> tuple[int, int]:
+def checked_sound_length(num_samples: int, rate: int) -> tuple[int, int]:
     """Return both arguments; raises Skip if there are no samples, the rate is invalid, or it is over 4 hours long."""
     if not (num_samples and 0 < rate < 1 << 31):  # more is no rate to FFmpeg
         raise Skip(Reason.UNREADABLE_MEDIA, f"a sound of {num_samples} samples, {rate} a second")
@@ -90,7 +90,7 @@ def checked_length(num_samples: int, rate: int) -> tuple[int, int]:
     return num_samples, rate
 
 
-def _length_by_chunks(file: BinaryIO, is_wav: bool) -> tuple[int, int] | None:
+def _length_from_header(file: BinaryIO, is_wav: bool) -> tuple[int, int] | None:
     """Return number of samples and rate of a WAV of integers from its header; None: the file must be decoded."""
     order: Any = "little" if is_wav else "big"
     end, block, rate = file.seek(0, os.SEEK_END), 0, 0
@@ -171,7 +171,7 @@ def _num_shown(container: Any, stream: Any) -> int | None:
     The index of an mp4 lists more frames if an edit list hides the frames before a cut (`ffmpeg -ss … -c copy`).
     """
     if not (container.format.name.startswith("mov") and stream.frames and hasattr(stream, "index_entries")):
-        return _num_of_packets(container, stream)  # an older PyAV shows no index
+        return _num_shown_by_packets(container, stream)  # an older PyAV shows no index
     if not len(stream.index_entries):  # FFmpeg had no memory for it, and goes on
         raise ValueError(f"its header promises {stream.frames:,} frames, more than so small a file can list")
     entries = [entry for entry in stream.index_entries if entry.size > 0]
@@ -181,7 +181,7 @@ def _num_shown(container: Any, stream: Any) -> int | None:
     return sum(not entry.is_discard for entry in entries)
 
 
-def _num_of_packets(container: Any, stream: Any) -> int | None:
+def _num_shown_by_packets(container: Any, stream: Any) -> int | None:
     """Count the packets with bytes, because headers may count others; None: packets are not frames in this video.
 
     Its first packets are decoded to see that: after a cut some lack what they build on, and others are half a frame.
@@ -193,7 +193,7 @@ def _num_of_packets(container: Any, stream: Any) -> int | None:
         num_packets += 1
         num_damaged += packet.is_corrupt
         num_shown += not packet.is_discard
-        num_doubtful += _may_be_hidden(packet, stream.codec_context.name)
+        num_doubtful += _may_show_no_frame(packet, stream.codec_context.name)
     if num_damaged:
         raise ValueError(f"{num_damaged} of {num_packets} packets are damaged")
     num_tried = sum(len(packet.decode()) for packet in first) + len(stream.codec_context.decode(None))
@@ -201,7 +201,7 @@ def _num_of_packets(container: Any, stream: Any) -> int | None:
     return num_shown if is_plain else None
 
 
-def _may_be_hidden(packet: Any, codec: str) -> bool:
+def _may_show_no_frame(packet: Any, codec: str) -> bool:
     """Tell whether a packet may show no frame: a reference of VP8, or a frame of MPEG-4 that says only to drop it."""
     if codec == "vp8":
         return not memoryview(packet)[0] & _VP8_IS_SHOWN

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from energon_pack.samples.media.medium import boxes_of
+from energon_pack.samples.media.medium import mp4_boxes
 from energon_pack.samples.skip import Reason, Skip
 
 _MATRIX_TOLERANCE = 0.02  # of a side: a display matrix is rounded
@@ -275,7 +275,7 @@ def may_turn_pictures(file: BinaryIO, format_name: str) -> bool:
         return not _has_plain_matrices(_mp4_tables(file))
     if format_name.startswith("matroska"):
         file.seek(0)
-        tracks = _whole_tracks(file.read(_MAX_HEADER_BYTES))
+        tracks = _whole_track_lists(file.read(_MAX_HEADER_BYTES))
         return not tracks or any(_PROJECTION_ID in track for track in tracks)
     return False
 
@@ -289,7 +289,7 @@ def _has_plain_matrices(tables: bytes) -> bool:
     return set(matrices) == {_MATRIX}
 
 
-def _whole_tracks(header: bytes) -> list[bytes]:
+def _whole_track_lists(header: bytes) -> list[bytes]:
     """Return the lists of tracks of a Matroska that are whole; the directory before them holds only their name."""
     lists = []
     for match in re.finditer(re.escape(_TRACKS_ID), header):
@@ -303,6 +303,6 @@ def _whole_tracks(header: bytes) -> list[bytes]:
 
 def _mp4_tables(file: BinaryIO) -> bytes:
     """Return the tables of an mp4; empty: there are none, or they are too large."""
-    place = next(((start, end - start) for name, start, end in boxes_of(file) if name == b"moov"), (0, 0))
+    place = next(((start, end - start) for name, start, end in mp4_boxes(file) if name == b"moov"), (0, 0))
     file.seek(place[0])
     return file.read(place[1] if place[1] <= _MAX_HEADER_BYTES else 0)

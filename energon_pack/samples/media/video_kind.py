@@ -4,7 +4,7 @@ import os
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from energon_pack.samples.media.image_kind import random_size
-from energon_pack.samples.media.medium import Media, MediaFormat, Medium, begins, boxes_of
+from energon_pack.samples.media.medium import Media, MediaFormat, Medium, begins, mp4_boxes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,7 +17,7 @@ _MP4 = rb"....ftyp(?!avi|hei|hev|mif|msf|M4[AB])"  # AVIF and HEIF are images in
 
 def has_whole_boxes(file: BinaryIO) -> bool:
     """Tell whether the outermost boxes of an mp4 end with the file; FFmpeg opens a cut mp4, and reports all frames."""
-    ends = [0, *(end for _, _, end in boxes_of(file))]
+    ends = [0, *(end for _, _, end in mp4_boxes(file))]
     return ends[-1] == file.seek(0, os.SEEK_END)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from energon_pack.run.lru_cache import LruCache
-from energon_pack.run.plain_data import json_value
+from energon_pack.run.plain_data import parse_json
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.storage import File
 
@@ -40,7 +40,7 @@ def with_image_name(raw: bytes, file: File, path: str) -> bytes:
     if kept[0] is None:
         return raw
     try:
-        value = json_value(raw)
+        value = parse_json(raw)
     except ValueError:  # reading the record reports it
         return raw
     if not isinstance(value, dict) or "caption" not in value:

@@ -55,7 +55,7 @@ class RowSettings:
 
 
 @dataclass(frozen=True)
-class _Listed:
+class _ListedMedium:
     """One entry of a sample's list of media: one file, or the frames of a video."""
 
     paths: list[str]
@@ -72,7 +72,7 @@ def parse_row(value: Any, rows: RowSettings, settings: ReadSettings) -> Record:
     """
     value = rewrite_record(value, settings)
     if isinstance(value, dict):
-        value = {**_no_media_of_columns(settings), **_renamed_fields(value, rows, settings)}
+        value = {**_null_media_columns(settings), **_renamed_fields(value, rows, settings)}
         empty = empty_media_keys(value, settings)
         listed = [medium for key in MEDIA_KEYS if key in value for medium in _listed_media(value.pop(key), key)]
     else:
@@ -84,9 +84,9 @@ def parse_row(value: Any, rows: RowSettings, settings: ReadSettings) -> Record:
         if names_pictures_in_place(record):  # each is looked up where it stands
             record.listed_media = [name.removeprefix("file://") for name in names]
         else:
-            record.listed_media = [_media_path(name, "a message") for name in names] or None
+            record.listed_media = [_path_of_media_entry(name, "a message") for name in names] or None
         return record
-    _refuse_other_names(record, [path for medium in listed for path in medium.paths])
+    _refuse_unlisted_media(record, [path for medium in listed for path in medium.paths])
     record.messages, placed = _with_images_for_frames(record.messages, listed)
     if settings.frames is Frames.video and not any(record.fields.get("patch_positions") or ()):
         _note_frame_lists(record, placed)
@@ -100,12 +100,12 @@ def parse_row(value: Any, rows: RowSettings, settings: ReadSettings) -> Record:
     return record
 
 
-def _no_media_of_columns(settings: ReadSettings) -> dict[str, None]:
+def _null_media_columns(settings: ReadSettings) -> dict[str, None]:
     """Return a null for each column of media that `source.columns` names: a record that lacks it has lost its media."""
     return {key: None for key in MEDIA_KEYS if getattr(settings.columns, key, None) is not None}
 
 
-def _refuse_other_names(record: Record, paths: Sequence[str]) -> None:
+def _refuse_unlisted_media(record: Record, paths: Sequence[str]) -> None:
     """Raise Skip if `name` or a content part names a file that the sample's lists of media (`paths`) lack."""
     contents = [message["content"] for message in record.messages if isinstance(message["content"], list)]
     in_parts = [part["name"] for content in contents for part in content if "name" in part]
@@ -116,17 +116,17 @@ def _refuse_other_names(record: Record, paths: Sequence[str]) -> None:
             raise Skip(Reason.BAD_MESSAGE, detail)
 
 
-def _listed_media(value: Any, key: str) -> Iterator[_Listed]:
+def _listed_media(value: Any, key: str) -> Iterator[_ListedMedium]:
     for entry in value if isinstance(value, list) else [value]:
         if entry is None or entry == "" or (isinstance(entry, bool) and key in AUDIO.keys):
             continue
         is_frames = isinstance(entry, list)
-        paths = [_media_path(item, key) for item in (entry if is_frames else [entry])]
+        paths = [_path_of_media_entry(item, key) for item in (entry if is_frames else [entry])]
         frames = entry.get("frame_indices") if isinstance(entry, dict) else None
-        yield _Listed(paths, is_frames, key in VIDEO.keys, frames, key in AUDIO.keys)
+        yield _ListedMedium(paths, is_frames, key in VIDEO.keys, frames, key in AUDIO.keys)
 
 
-def _media_path(entry: Any, key: str) -> str:
+def _path_of_media_entry(entry: Any, key: str) -> str:
     if isinstance(entry, dict):
         entry = value_of_synonyms(entry, _PATH_KEYS, f"{key}[].") or entry
     if not isinstance(entry, str) or not entry:
@@ -135,7 +135,7 @@ def _media_path(entry: Any, key: str) -> str:
     return entry.removeprefix("file://")
 
 
-def _note_frame_lists(record: Record, placed: list[_Listed]) -> None:
+def _note_frame_lists(record: Record, placed: list[_ListedMedium]) -> None:
     """Note in the field `media_settings` which images are the frames of one video, and their rate per second."""
     lists = [medium for medium in placed if medium.is_frames and medium.is_video]
     if not lists:
@@ -163,7 +163,9 @@ def _rates_of_videos(rates: Mapping[str, Any], num: int) -> list[dict[str, Any]]
     return [{key: value[i] for key, value in listed.items()} for i in range(num)]
 
 
-def _with_images_for_frames(messages: list[Message], listed: list[_Listed]) -> tuple[list[Message], list[_Listed]]:
+def _with_images_for_frames(
+    messages: list[Message], listed: list[_ListedMedium]
+) -> tuple[list[Message], list[_ListedMedium]]:
     """Replace each `<video>` that stands for listed frames by as many `<image>`, if each video has one `<video>`.
 
     Returns:
@@ -175,7 +177,7 @@ def _with_images_for_frames(messages: list[Message], listed: list[_Listed]) -> t
         return messages, listed
     images = (medium for medium in listed if not (medium.is_video or medium.is_frames or medium.is_sound))
     waiting = {"<video>": iter(videos), "<image>": images}
-    placed: list[_Listed] = []
+    placed: list[_ListedMedium] = []
 
     def mark(placeholder: str) -> str:
         medium = next(waiting[placeholder], None)

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from energon_pack.errors import PackError
 from energon_pack.run.files import digest_of_rest
-from energon_pack.run.plain_data import json_value
+from energon_pack.run.plain_data import parse_json
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason
 from energon_pack.sources.jsonl.coco import is_coco, memory_mapped
@@ -57,7 +57,7 @@ class _FileDamage:
         self.damage: list[tuple[int, str]] = []
         self.is_last_bad = False
 
-    def rest(self, number: int, offset: int, size: int, detail: str) -> "Iterator[_Place]":
+    def note_damaged_rest(self, number: int, offset: int, size: int, detail: str) -> "Iterator[_Place]":
         """Note a damage, and yield the place of the rest of the file, which becomes an unreadable last sample."""
         self.damage.append((offset, detail))
         self.is_last_bad = True
@@ -177,7 +177,7 @@ def _detect_form(file: BinaryIO) -> _Form:
     if start not in (b"[", b"{"):
         return _Form.lines
     try:
-        value = json_value(first)
+        value = parse_json(first)
     except ValueError:
         is_object = _Form.wrapped if _MULTILINE_OBJECT_START.match(first + second) else _Form.lines
         return _Form.array if start == b"[" else is_object
@@ -197,7 +197,13 @@ def _line_places(file: BinaryIO, bad: _FileDamage) -> Iterator[_Place]:
                 yield from _place_of_line(*last, bad)
             last = number, offset, line
         offset += len(line)
-    yield from bad.rest(1, 0, 0, "it is empty") if not offset else _last_line(*last, bad) if last is not None else ()
+    yield from (
+        bad.note_damaged_rest(1, 0, 0, "it is empty")
+        if not offset
+        else _places_of_last_line(*last, bad)
+        if last is not None
+        else ()
+    )
 
 
 def _place_of_line(number: int, offset: int, line: bytes, bad: _FileDamage) -> Iterator[_Place]:
@@ -206,20 +212,22 @@ def _place_of_line(number: int, offset: int, line: bytes, bad: _FileDamage) -> I
     yield number, offset, len(line.rstrip(_BLANK))
 
 
-def _last_line(number: int, offset: int, line: bytes, bad: _FileDamage) -> Iterator[_Place]:
+def _places_of_last_line(number: int, offset: int, line: bytes, bad: _FileDamage) -> Iterator[_Place]:
     """Yield the place of the last line if it is whole, and that of its damaged rest as an unreadable sample."""
     text = line.rstrip(_BLANK + b"\0")
     nul, end = line.find(b"\0"), offset + len(text)
     if is_cut(text):
-        yield from bad.rest(number, offset, len(line), f"it breaks off within line {number}: {text[-40:]!r}")
+        yield from bad.note_damaged_rest(
+            number, offset, len(line), f"it breaks off within line {number}: {text[-40:]!r}"
+        )
     elif nul >= 0 and nul < len(text):
-        yield from bad.rest(number, offset, len(line), NUL_DAMAGE)
+        yield from bad.note_damaged_rest(number, offset, len(line), NUL_DAMAGE)
     else:
         if text:
             yield number, offset, len(text)
         if nul >= 0 or line.endswith(b"\r"):
             detail = NUL_DAMAGE if nul >= 0 else "it breaks off between CR and LF"
-            yield from bad.rest(number + bool(text), end, len(line) - len(text), detail)
+            yield from bad.note_damaged_rest(number + bool(text), end, len(line) - len(text), detail)
 
 
 def is_cut(text: bytes) -> bool:
@@ -274,7 +282,7 @@ def _element_places(file: File, bad: _FileDamage, field: bytes | None) -> Iterat
         if is_cut or goes_on or nul >= 0:
             detail = "it goes on behind the list" if goes_on else NUL_DAMAGE if nul >= 0 else "it breaks off"
             detail = f"{detail}, after element {number}: {data[offset : offset + 40]!r}"
-            yield from bad.rest(number + 1, offset, len(data) - offset, detail)
+            yield from bad.note_damaged_rest(number + 1, offset, len(data) - offset, detail)
 
 
 def _place_without_blanks(data: mmap.mmap | bytes, start: int, end: int) -> tuple[int, int]:

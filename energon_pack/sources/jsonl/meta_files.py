@@ -11,7 +11,7 @@ from typing import Any
 from energon_pack.errors import PackError
 from energon_pack.run.address import bucket_of
 from energon_pack.run.console import say
-from energon_pack.run.plain_data import json_value
+from energon_pack.run.plain_data import parse_json
 from energon_pack.sources.jsonl.dialects import RowSettings
 from energon_pack.sources.jsonl.line_index import BYTE_ORDER_MARK
 from energon_pack.sources.media_map import media_map_of
@@ -64,7 +64,7 @@ def listed_files(path: str, settings: SourceConfig, chosen: EntryChoice) -> Iter
     places = RowSettings("", remote_media=settings.remote_media, media_map=media_map_of(settings.media_map))
     meta = read_entries(path)
     if meta is None:
-        yield absolute(path), replace(places, media_root=_folder(root or folder))
+        yield absolute(path), replace(places, media_root=_absolute_folder(root or folder))
         return
     for name, value in sorted(chosen.choose(path, meta).items()):
         where = f"{path}: {name}"
@@ -73,18 +73,18 @@ def listed_files(path: str, settings: SourceConfig, chosen: EntryChoice) -> Iter
                 f"{where} has no file_name: only files that are here are read; source.datasets names others, and a"
                 " mixture, as InternVL's meta is one, is the only path of source.path"
             )
-        file = _local_path(where, value["file_name"], folder, settings.remote_media)
+        file = _resolve_named_path(where, value["file_name"], folder, settings.remote_media)
         if not is_file(file):
             raise PackError(f"{where}: no such file {file}")
-        columns = _read_names(value.get("columns"), f"{where}: columns")
+        columns = _read_name_mapping(value.get("columns"), f"{where}: columns")
         if value.get("formatting") == "alpaca" or columns.keys() & {"prompt", "response"}:
             columns = _ALPACA_COLUMNS | columns
-        tags = _read_names(value.get("tags"), f"{where}: tags")
+        tags = _read_name_mapping(value.get("tags"), f"{where}: tags")
         media_dir = value.get("media_dir") or ""
         if not isinstance(media_dir, str):
             raise PackError(f"{where}: media_dir is {media_dir!r}, not a folder")
-        media_dir = root or _local_path(where, media_dir, folder, settings.remote_media)
-        root_and_ratio = replace(places, media_root=_folder(media_dir), ratio=_sample_ratio_of(where, value))
+        media_dir = root or _resolve_named_path(where, media_dir, folder, settings.remote_media)
+        root_and_ratio = replace(places, media_root=_absolute_folder(media_dir), ratio=_sample_ratio_of(where, value))
         in_order = [tuple(sorted(names.items())) for names in (columns, tags)]
         yield absolute(file), replace(root_and_ratio, columns=in_order[0], tags=in_order[1])
 
@@ -108,7 +108,7 @@ def read_entries(path: str) -> _Entries | None:
     if not raw.lstrip().startswith(b"{"):
         return None
     try:
-        value = json_value(raw)
+        value = parse_json(raw)
     except ValueError as error:
         if b'"annotation"' in raw and b'"repeat_time"' in raw:
             raise PackError(f"{path}: a meta of InternVL, and no JSON: {error}") from None
@@ -117,7 +117,7 @@ def read_entries(path: str) -> _Entries | None:
     return value if holds_objects else None
 
 
-def _read_names(value: Any, where: str) -> dict[str, str]:
+def _read_name_mapping(value: Any, where: str) -> dict[str, str]:
     if value is None:
         return {}
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value.values()):
@@ -125,11 +125,11 @@ def _read_names(value: Any, where: str) -> dict[str, str]:
     return value
 
 
-def _folder(path: str) -> str:
+def _absolute_folder(path: str) -> str:
     return absolute(os.path.expanduser(path))
 
 
-def _local_path(where: str, named: str, folder: str, remote_media: bool) -> str:
+def _resolve_named_path(where: str, named: str, folder: str, remote_media: bool) -> str:
     """Return the path of a file or folder that a meta file names relative to its own folder, `folder`."""
     refuse_other_store(where, named, folder, remote_media)
     return path_in(folder, os.path.expanduser(named))

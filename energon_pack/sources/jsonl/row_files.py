@@ -11,11 +11,11 @@ from energon_pack.errors import PackError
 from energon_pack.run.address import bucket_of
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
-from energon_pack.sources.find import FileFinder, ListedFile, files_of_split, json_files, split_in_path, table_hint
+from energon_pack.sources.find import FileFinder, FoundFile, files_of_split, json_files, split_in_path, table_hint
 from energon_pack.sources.jsonl.dialects import RowSettings
 from energon_pack.sources.jsonl.line_index import ROW_PART
 from energon_pack.sources.jsonl.meta_files import EntryChoice, listed_files
-from energon_pack.sources.media_containers import archive_path, open_medium, split_name
+from energon_pack.sources.media_containers import open_medium, path_in_archive, split_name
 from energon_pack.sources.media_map import mapped_name
 from energon_pack.sources.row_shard import RowShard
 from energon_pack.sources.settings import SourceConfig
@@ -46,14 +46,14 @@ class RowFileFinder(FileFinder):
 
     def files_in(self, folder: str) -> list[str]:
         files = walk(folder, self._kind.names)
-        files = files if self._stems is None else files_of_samples(self._stems, files)
+        files = files if self._stems is None else without_ledgers_and_sidecars(self._stems, files)
         lone = [] if files or self._kind.names is not JsonlShard.names else json_files(folder)
         files = lone if len(lone) == 1 else files
         split = self._settings.split  # lines without a split in their names are read as they are
         has_splits = self._kind.has_splits or (split and any(split_in_path(file[len(folder) :]) for file in files))
         return files_of_split(folder, files, split) if has_splits else files
 
-    def files_of_entry(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[ListedFile]:
+    def files_of_entry(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[FoundFile]:
         if not files and self._kind.names is not JsonlShard.names:
             raise PackError(f"source.path={entry}: no file there is called {self._kind.names.pattern}")
         if not files:
@@ -65,7 +65,7 @@ class RowFileFinder(FileFinder):
                 real = real_path(listed)
                 if self._settings_of_file.setdefault(real, rows) != rows:
                     raise PackError(f"source.path={entry}: {listed} is there twice, to be read in two ways")
-                yield ListedFile(listed, real, self._kind, {"row_settings": rows})
+                yield FoundFile(listed, real, self._kind, {"row_settings": rows})
 
     def complete_shards(self, path: Sequence[str], shards: list[Shard]) -> list[Shard]:
         self._entries.check()
@@ -74,7 +74,7 @@ class RowFileFinder(FileFinder):
         return [_with_media_root(shard, self._settings) for shard in shards]
 
 
-def files_of_samples(stems: Collection[str], files: Sequence[str]) -> list[str]:
+def without_ledgers_and_sidecars(stems: Collection[str], files: Sequence[str]) -> list[str]:
     """Return the files except ledgers (skipped.jsonl) and those named like a tar. `stems`: tars without extensions."""
     return [file for file in files if not file.endswith(_LEDGER_NAME) and without_extensions(file) not in stems]
 
@@ -102,7 +102,7 @@ def find_media_root(shard: RowShard, settings: ReadSettings) -> str | None:
     names = [*dict.fromkeys(_first_media_names(shard, settings))][:most_names]
     if not names or any(_has_medium(folder, name) for name in names):
         return None
-    num_in = {root: sum(_has_medium(root, name) for name in names) for root in _folders_around(shard.path)}
+    num_in = {root: sum(_has_medium(root, name) for name in names) for root in _candidate_media_roots(shard.path)}
     most = max(num_in.values(), default=0)
     best = [root for root, number in num_in.items() if number == most]
     if most and len(best) > 1:
@@ -123,19 +123,21 @@ def _first_media_names(shard: RowShard, settings: ReadSettings) -> Iterator[str]
 
 def _can_hold_media(root: str) -> bool:
     """Tell whether there is a folder, or a zip archive, of this path; an address counts as one."""
-    return bool(bucket_of(root)) or os.path.isdir(root) or (archive_path(root, "") is not None and os.path.isfile(root))
+    return (
+        bool(bucket_of(root)) or os.path.isdir(root) or (path_in_archive(root, "") is not None and os.path.isfile(root))
+    )
 
 
-def _folders_around(path: str) -> Iterator[str]:
+def _candidate_media_roots(path: str) -> Iterator[str]:
     folder = folder_of(path)
     above = folder_of(folder)
     stem = os.path.basename(path).partition(".")[0]
     yield above
-    for place in (*_folders_in(folder), *(place for place in _folders_in(above) if place != folder)):
+    for place in (*_folders_and_zips_in(folder), *(place for place in _folders_and_zips_in(above) if place != folder)):
         yield from (place, path_in(place, stem))
 
 
-def _folders_in(folder: str) -> list[str]:
+def _folders_and_zips_in(folder: str) -> list[str]:
     names = [name for name in names_in(folder) if not name.startswith(".")]
     folders = [name.rstrip("/") for name in names if name.endswith("/")]
     archives = [name for name in names if name.endswith(".zip")]
@@ -145,7 +147,7 @@ def _folders_in(folder: str) -> list[str]:
 
 def _has_medium(root: str, name: str) -> bool:
     try:
-        with open_medium(archive_path(root, name) or path_in(root, name)):
+        with open_medium(path_in_archive(root, name) or path_in(root, name)):
             return True
     except (OSError, KeyError, ValueError, Skip):
         return False

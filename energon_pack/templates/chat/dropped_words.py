@@ -29,7 +29,7 @@ KEEP_ADVICE = "labels.template_drops=keep packs the rest"
 _MAX_QUOTED = 60
 
 
-class Words(NamedTuple):
+class ExpectedWords(NamedTuple):
     """A piece of a turn that its template has to write: a whole text, or a scalar or key of a call."""
 
     kind: str  # THOUGHT, TEXT or CALL
@@ -40,8 +40,8 @@ class Words(NamedTuple):
 class Dropped(NamedTuple):
     """What a template leaves out of a conversation."""
 
-    earlier_thoughts: list[Words]  # of answers before the last one
-    others: list[Words]
+    earlier_thoughts: list[ExpectedWords]  # of answers before the last one
+    others: list[ExpectedWords]
 
     def detail(self, messages: Sequence[Message]) -> str:
         """Describe the first of the other words: whose they are, and the settings that help."""
@@ -80,7 +80,7 @@ class WordCheck:
         last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
         dropped = Dropped([], [])
         blank = self.special.blanked(text)
-        starts = _following_starts(answers, len(messages), len(text))
+        starts = _next_answer_starts(answers, len(messages), len(text))
         gap = cursor = 0  # where the turns before the next of `answers` begin, and where the one before this turn ends
         for i, (message, following) in enumerate(zip(messages, starts, strict=True)):
             is_answer = message["role"] == "assistant"
@@ -109,7 +109,9 @@ class WordCheck:
                     (dropped.earlier_thoughts if i < last else dropped.others).append(each)
         return dropped
 
-    def _lost_of_answer(self, message: Message, words: Sequence[Words], text: str) -> tuple[list[Words], int]:
+    def _lost_of_answer(
+        self, message: Message, words: Sequence[ExpectedWords], text: str
+    ) -> tuple[list[ExpectedWords], int]:
         """Return the words of a turn that a text lacks, and where the last one that it has ends."""
         lost, end = _lost_in_order(words, text)
         if not lost:
@@ -134,56 +136,59 @@ class WordCheck:
 
 def _words_of_answer(
     message: Message, i: int, think: Sequence[ThinkMarks], is_sorted: bool = False, name_last: bool = False
-) -> list[list[Words]]:
+) -> list[list[ExpectedWords]]:
     """Return the words of an assistant's turn in groups: its thought, its text, its calls."""
     thoughts = [message[key] for key in THOUGHT_KEYS if isinstance(message.get(key), str)]
-    calls: list[Words] = []
+    calls: list[ExpectedWords] = []
     for call in message.get("tool_calls") or ():
         function = call.get("function", call) if isinstance(call, dict) else {}
-        named = [Words(CALL, function.get("name"), i)]
-        arguments = _json_of(function.get("arguments"))
-        scalars = [Words(CALL, value, i) for value in _scalars({} if arguments is None else arguments, is_sorted)]
+        named = [ExpectedWords(CALL, function.get("name"), i)]
+        arguments = _parsed_if_json(function.get("arguments"))
+        scalars = [
+            ExpectedWords(CALL, value, i)
+            for value in _keys_and_scalars({} if arguments is None else arguments, is_sorted)
+        ]
         calls += [*scalars, *named] if name_last else [*named, *scalars]
     return [
-        [Words(THOUGHT, thought, i) for thought in dict.fromkeys(thoughts)],
-        [piece for text in texts_of([message]) for piece in _pieces(text, i, think)],
+        [ExpectedWords(THOUGHT, thought, i) for thought in dict.fromkeys(thoughts)],
+        [piece for text in texts_of([message]) for piece in _split_at_thoughts(text, i, think)],
         calls,
     ]
 
 
-def _words_of_turn(message: Message, i: int) -> list[Words]:
+def _words_of_turn(message: Message, i: int) -> list[ExpectedWords]:
     """Return the texts of a question, a system turn or the result of a tool."""
-    return [Words(TEXT, text, i) for text in texts_of([message])]
+    return [ExpectedWords(TEXT, text, i) for text in texts_of([message])]
 
 
-def _pieces(text: str, i: int, think: Sequence[ThinkMarks]) -> Iterator[Words]:
+def _split_at_thoughts(text: str, i: int, think: Sequence[ThinkMarks]) -> Iterator[ExpectedWords]:
     """Yield the thoughts in a text, and what stands around them."""
     marks = next((each for each in think if each.closing in text), None)
     cursor = 0
     while marks and (end := text.find(marks.closing, cursor)) >= 0:
         start = text.find(marks.opening, cursor, end)
         if start >= 0:
-            yield Words(TEXT, text[cursor:start], i)
-        yield Words(THOUGHT, text[cursor if start < 0 else start + len(marks.opening) : end], i)
+            yield ExpectedWords(TEXT, text[cursor:start], i)
+        yield ExpectedWords(THOUGHT, text[cursor if start < 0 else start + len(marks.opening) : end], i)
         cursor = end + len(marks.closing)
-    yield Words(TEXT, text[cursor:], i)
+    yield ExpectedWords(TEXT, text[cursor:], i)
 
 
-def _json_of(value: Any) -> Any:
+def _parsed_if_json(value: Any) -> Any:
     """Return the value of a text that is JSON; any other value stays as it is."""
     parsed = parsed_json(value) if isinstance(value, str) else None
     return value if parsed is None else parsed
 
 
-def _scalars(value: Any, is_sorted: bool = False) -> Iterator[Any]:
+def _keys_and_scalars(value: Any, is_sorted: bool = False) -> Iterator[Any]:
     """Yield the keys and scalars of a value of JSON, in the order in which a template writes them."""
     if isinstance(value, dict):
         for key in sorted(value, key=lambda name: str(name).lower()) if is_sorted else value:
             yield key
-            yield from _scalars(value[key], is_sorted)
+            yield from _keys_and_scalars(value[key], is_sorted)
     elif isinstance(value, list):
         for item in value:
-            yield from _scalars(item, is_sorted)
+            yield from _keys_and_scalars(item, is_sorted)
     else:
         yield value
 
@@ -191,7 +196,7 @@ def _scalars(value: Any, is_sorted: bool = False) -> Iterator[Any]:
 # ---------------------------------------------------------------------------------------------- words in the output
 
 
-def _following_starts(answers: Mapping[int, Range], num_messages: int, end: int) -> list[int]:
+def _next_answer_starts(answers: Mapping[int, Range], num_messages: int, end: int) -> list[int]:
     """Return for each message where the next of `answers` behind it starts; `end`: where there is none."""
     starts = [end] * num_messages
     for i in range(num_messages - 2, -1, -1):
@@ -199,17 +204,20 @@ def _following_starts(answers: Mapping[int, Range], num_messages: int, end: int)
     return starts
 
 
-def _is_there(words: Words, compact: str) -> bool:
+def _is_there(words: ExpectedWords, compact: str) -> bool:
     """Say whether a text without white space has these words; of the JSON of an object, all its keys and scalars."""
     if _end_of(words, compact, 0, is_compact=True) >= 0:
         return True
-    value = _json_of(words.value)
+    value = _parsed_if_json(words.value)
     return isinstance(value, (dict, list)) and all(
-        _end_of(Words(TEXT, scalar, words.message), compact, 0, is_compact=True) >= 0 for scalar in _scalars(value)
+        _end_of(ExpectedWords(TEXT, scalar, words.message), compact, 0, is_compact=True) >= 0
+        for scalar in _keys_and_scalars(value)
     )
 
 
-def _lost_in_order(order: Iterable[Words], text: str, is_compact: bool = False) -> tuple[list[Words], int]:
+def _lost_in_order(
+    order: Iterable[ExpectedWords], text: str, is_compact: bool = False
+) -> tuple[list[ExpectedWords], int]:
     """Return the words that a text lacks behind the ones before them, and where the last one that it has ends."""
     lost, cursor = [], 0
     for words in order:
@@ -221,7 +229,7 @@ def _lost_in_order(order: Iterable[Words], text: str, is_compact: bool = False) 
     return lost, cursor
 
 
-def _end_of(words: Words, text: str, start: int, is_compact: bool = False) -> int:
+def _end_of(words: ExpectedWords, text: str, start: int, is_compact: bool = False) -> int:
     """Return where the first of the spellings of some words ends in `text[start:]`; -1: none is there."""
     ends = []
     for form in _spellings(words.value):
@@ -245,7 +253,7 @@ def _spellings(value: Any) -> set[str]:
     return {str(value), json.dumps(value)} | ({"none"} if value is None else set())
 
 
-def _num_lost(lost: Sequence[Words]) -> tuple[int, int]:
+def _num_lost(lost: Sequence[ExpectedWords]) -> tuple[int, int]:
     """Return how much is lost: of an answer and a thought that read alike, the thought is the smaller one."""
     return sum(words.kind != THOUGHT for words in lost), len(lost)
 

@@ -36,7 +36,7 @@ _CALLING: list[Message] = [
 
 
 @dataclass(frozen=True)
-class LastAnswer:
+class LastAnswerEnd:
     """What a chat template writes behind an answer that ends a conversation."""
 
     has_end: bool  # a special token that ends it
@@ -48,15 +48,15 @@ class LastAnswer:
         return "" if self.has_end else self.next_token
 
 
-class LastAnswers:
+class LastAnswerEnds:
     """Last answers by one chat template: those that only say something, and those that call tools."""
 
     def __init__(self, render: Callable[..., str], special: SpecialTokens):
         """Render a conversation that ends with each, with and without a next turn; `render`: `Renderer.render`."""
-        self._text = _last_answer(render, special, [_ANSWER], _QUESTION)
-        self._call = _last_answer(render, special, _CALLING, _RESULT)
+        self._text = _last_answer_end(render, special, [_ANSWER], _QUESTION)
+        self._call = _last_answer_end(render, special, _CALLING, _RESULT)
         if self._text is not None and not self._text.has_end and self._call is not None and self._call.next_token:
-            self._call = LastAnswer(False, self._call.next_token)  # tokens behind a call, too, only close the call
+            self._call = LastAnswerEnd(False, self._call.next_token)  # tokens behind a call, too, only close the call
 
     def added_tokens(self, final_end: str) -> list[str]:
         """Return the tokens that a value of `labels.final_end` adds, by form of answer; empty list: it adds none."""
@@ -89,19 +89,19 @@ def add_end(marked: str, weights: Sequence[float], token: str, weight: float) ->
     return f"{marked}{OPEN}{token}{CLOSE}", [*weights, weight]
 
 
-def ends_with(marked: str, token: str) -> bool:
+def ends_with_token(marked: str, token: str) -> bool:
     """Say whether a marked text ends with a token, in front of white space and a mark."""
     return marked.rstrip().removesuffix(CLOSE).rstrip().endswith(token)
 
 
-def _last_answer(
+def _last_answer_end(
     render: Callable[..., str], special: SpecialTokens, answers: Sequence[Message], following: Message
-) -> LastAnswer | None:
+) -> LastAnswerEnd | None:
     """Return what the template writes behind the first of these answers that it takes; None: it takes none of them."""
     for answer in answers:
         (marked, next_turn), leaves = mark_texts([answer, following], MarkLevel.ALL)
         try:
-            text, places = _first_places(render([_QUESTION, marked], None), leaves)
+            text, places = _read_first_marks(render([_QUESTION, marked], None), leaves)
         except Skip:
             continue
         if not any((owner.call is not None) == ("tool_calls" in answer) for _, owner in places):
@@ -110,17 +110,17 @@ def _last_answer(
         inside = [text[one:other] for (one, a), (other, b) in pairwise(places) if (a.call, b.call) == (0, 1)]
         has_end = bool(special.all(after) - special.all("".join(inside)))
         try:
-            text, places = _first_places(render([_QUESTION, marked, next_turn], None), leaves)
+            text, places = _read_first_marks(render([_QUESTION, marked, next_turn], None), leaves)
         except Skip:
-            return LastAnswer(has_end, "")
+            return LastAnswerEnd(has_end, "")
         number = next((number for number, (_, owner) in enumerate(places) if owner.message), 0)
         between = text[places[number - 1][0] : places[number][0]] if number else ""
         stem = after.rstrip()
-        return LastAnswer(has_end, special.token_at(between, len(stem)) if between.startswith(stem) else "")
+        return LastAnswerEnd(has_end, special.token_at(between, len(stem)) if between.startswith(stem) else "")
     return None
 
 
-def _first_places(output: str, leaves: Sequence[TextOwner]) -> tuple[str, list[tuple[int, TextOwner]]]:
+def _read_first_marks(output: str, leaves: Sequence[TextOwner]) -> tuple[str, list[tuple[int, TextOwner]]]:
     """Return a rendered text without its marks, and where each marked text first begins and ends, with its owner."""
     written, times, places = read_marks(output), Counter[int](), []
     for mark in written.marks:

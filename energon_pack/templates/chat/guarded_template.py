@@ -49,7 +49,7 @@ def guarded_template(source: str, today: str) -> jinja2.Template | None:
     """Compile a chat template that raises LooksAtText if it does more with a text than copy it; None: impossible."""
     jinja = environment(today)
     jinja.filters.update(
-        {_filter(guard): guard for guard in (_guard_textless, _guard_no_text, _guard_written, _guard_keys)}
+        {_filter_name(guard): guard for guard in (_guard_textless, _guard_is_no_text, _guard_written, _guard_keys)}
     )
     tree = jinja.parse(source)
     try:
@@ -78,7 +78,7 @@ def _holds_text(value: Any) -> bool:
     return True
 
 
-def _refuse(is_looked_at: bool, value: Any) -> Any:
+def _refuse_if(is_looked_at: bool, value: Any) -> Any:
     if is_looked_at:
         raise LooksAtText
     return value
@@ -86,22 +86,22 @@ def _refuse(is_looked_at: bool, value: Any) -> Any:
 
 def _guard_textless(value: Any) -> Any:
     """Guard a value that an operation reads completely: no text may be in it."""
-    return _refuse(_holds_text(value), value)
+    return _refuse_if(_holds_text(value), value)
 
 
-def _guard_no_text(value: Any) -> Any:
+def _guard_is_no_text(value: Any) -> Any:
     """Guard a value that must not be a text itself; texts inside a list or an object are allowed."""
-    return _refuse(_is_text(value), value)
+    return _refuse_if(_is_text(value), value)
 
 
 def _guard_written(value: Any) -> Any:
     """Guard a value that is written or joined: a text is allowed, but not a list of texts, which would be printed."""
-    return _refuse(not isinstance(value, str) and _holds_text(value), value)
+    return _refuse_if(not isinstance(value, str) and _holds_text(value), value)
 
 
 def _guard_keys(value: Any) -> Any:
     """Guard the right side of an `in` test: of an object, only the keys must be no texts."""
-    return _refuse(_holds_text([*value] if isinstance(value, Mapping) else value), value)
+    return _refuse_if(_holds_text([*value] if isinstance(value, Mapping) else value), value)
 
 
 # -------------------------------------------------------------------------------------------------- where they stand
@@ -111,13 +111,13 @@ def _guard_keys(value: Any) -> Any:
 _GUARD_OF_OPERAND: dict[type[nodes.Node], dict[str, Callable[[Any], Any]]] = {
     nodes.Output: {"nodes": _guard_written},
     nodes.Concat: {"nodes": _guard_written},
-    nodes.If: {"test": _guard_no_text},
-    nodes.CondExpr: {"test": _guard_no_text},
-    nodes.Not: {"node": _guard_no_text},
-    nodes.And: {"left": _guard_no_text},
-    nodes.Or: {"left": _guard_no_text},
-    nodes.Getattr: {"node": _guard_no_text},
-    nodes.Getitem: {"node": _guard_no_text, "arg": _guard_textless},
+    nodes.If: {"test": _guard_is_no_text},
+    nodes.CondExpr: {"test": _guard_is_no_text},
+    nodes.Not: {"node": _guard_is_no_text},
+    nodes.And: {"left": _guard_is_no_text},
+    nodes.Or: {"left": _guard_is_no_text},
+    nodes.Getattr: {"node": _guard_is_no_text},
+    nodes.Getitem: {"node": _guard_is_no_text, "arg": _guard_textless},
     nodes.Slice: dict.fromkeys(("start", "stop", "step"), _guard_textless),
     nodes.Pair: {"key": _guard_textless},
     **dict.fromkeys(
@@ -148,15 +148,15 @@ class _GuardInserter(NodeTransformer):
         if node.recursive:  # `loop(…)` loops over its argument
             raise LooksAtText
         self.generic_visit(node)
-        node.iter = _guard(node.iter, _guard_textless if _unpacks(node.target) else _guard_no_text)
+        node.iter = _guard(node.iter, _guard_textless if _unpacks(node.target) else _guard_is_no_text)
         if node.test is not None:
-            node.test = _guard(node.test, _guard_no_text)
+            node.test = _guard(node.test, _guard_is_no_text)
         return node
 
     def visit_Assign(self, node: Any) -> Any:
         self.generic_visit(node)
         if _unpacks(node.target):
-            node.node = _guard(node.node, _guard_no_text)
+            node.node = _guard(node.node, _guard_is_no_text)
         return node
 
     def visit_Compare(self, node: Any) -> Any:
@@ -172,21 +172,21 @@ class _GuardInserter(NodeTransformer):
 
     def visit_Test(self, node: Any) -> Any:
         self.generic_visit(node)
-        return node if node.name in _TYPE_TESTS else _all_guarded(node)
+        return node if node.name in _TYPE_TESTS else _guard_operands(node)
 
     def visit_Filter(self, node: Any) -> Any:
         if node.node is None:  # the filter of a block
             raise LooksAtText
         self.generic_visit(node)
         if node.name in _LIST_FILTERS and not (node.args or node.kwargs):
-            node.node = _guard(node.node, _guard_no_text)
+            node.node = _guard(node.node, _guard_is_no_text)
             return node
         first = node.args[0].value if node.args and isinstance(node.args[0], nodes.Const) else None
         if node.name in ("selectattr", "rejectattr") and first in _NON_TEXT_ATTRIBUTES and not node.kwargs:  # LLaVA's
-            node.node = _guard(node.node, _guard_no_text)  # else it goes through the characters of a text
+            node.node = _guard(node.node, _guard_is_no_text)  # else it goes through the characters of a text
             node.args = [_guard(item, _guard_textless) for item in node.args]
             return node
-        return _all_guarded(node)
+        return _guard_operands(node)
 
     def visit_Call(self, node: Any) -> Any:
         called = node.node
@@ -206,7 +206,7 @@ class _GuardInserter(NodeTransformer):
             called, nodes.ExtensionAttribute
         ):
             raise LooksAtText
-        return _all_guarded(node, and_node=False)
+        return _guard_operands(node, and_node=False)
 
 
 def _unpacks(target: nodes.Node) -> bool:
@@ -218,7 +218,7 @@ def _unpacks(target: nodes.Node) -> bool:
     return True
 
 
-def _all_guarded(node: Any, and_node: bool = True) -> Any:
+def _guard_operands(node: Any, and_node: bool = True) -> Any:
     if and_node:
         node.node = _guard(node.node, _guard_textless)
     node.args = [_guard(item, _guard_textless) for item in node.args]
@@ -229,7 +229,7 @@ def _all_guarded(node: Any, and_node: bool = True) -> Any:
     return node
 
 
-def _filter(guard: Callable[[Any], Any]) -> str:
+def _filter_name(guard: Callable[[Any], Any]) -> str:
     """Return the name of a guard as a filter in the template."""
     return f"watched{guard.__name__}"
 
@@ -237,4 +237,4 @@ def _filter(guard: Callable[[Any], Any]) -> str:
 def _guard(node: Any, guard: Callable[[Any], Any]) -> Any:
     if node is None or isinstance(node, (nodes.Const, nodes.TemplateData, nodes.Slice)):
         return node
-    return nodes.Filter(node, _filter(guard), [], [], None, None, lineno=node.lineno)
+    return nodes.Filter(node, _filter_name(guard), [], [], None, None, lineno=node.lineno)

@@ -42,7 +42,7 @@ class ThinkMarks(NamedTuple):
     closing: str
 
 
-def apply_labels(
+def adjust_spans(
     text: str, spans: Iterable[TrainedSpan], labels: Labels, turn: TurnForm, special: SpecialTokens, think: ThinkMarks
 ) -> list[TrainedSpan]:
     """Cut or widen the spans of trained turns as `labels` says; return the trained spans of weight > 0, ascending."""
@@ -130,7 +130,7 @@ def cut_ranges_out(spans: Iterable[TrainedSpan], holes: Sequence[Range]) -> list
     return rest
 
 
-def without_thoughts(messages: Sequence[Message], think: ThinkMarks) -> list[Message]:
+def messages_without_thoughts(messages: Sequence[Message], think: ThinkMarks) -> list[Message]:
     """Return the messages; the assistant's before the user's last one lose their reasoning and thoughts."""
     last = last_question(messages)
 
@@ -138,16 +138,16 @@ def without_thoughts(messages: Sequence[Message], think: ThinkMarks) -> list[Mes
         new = {key: value for key, value in message.items() if key not in REASONING_KEYS}
         content = message["content"]
         if isinstance(content, str):
-            return {**new, "content": _without_thought(content, think)}
+            return {**new, "content": _text_without_thought(content, think)}
         parts = (
-            {**part, "text": _without_thought(part["text"], think)} if "text" in part else part for part in content
+            {**part, "text": _text_without_thought(part["text"], think)} if "text" in part else part for part in content
         )
         return {**new, "content": [*parts]}
 
     return [silent(m) if i < last and m["role"] == "assistant" else m for i, m in enumerate(messages)]
 
 
-def _without_thought(text: str, think: ThinkMarks) -> str:
+def _text_without_thought(text: str, think: ThinkMarks) -> str:
     """Return a text without its first thought and the white space around that."""
     start = text.find(think.opening)
     last = text.find(think.closing, start + len(think.opening)) if start >= 0 else -1

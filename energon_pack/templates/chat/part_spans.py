@@ -21,7 +21,7 @@ _MAX_PATTERNS = 10_000
 Parts = Mapping[int, PartWeights]
 
 
-class PartSpans:
+class PartSpanFinder:
     """Finds the places of the parts of turns, for one chat template."""
 
     def __init__(self, mark: Callable[..., MarkedConversation | None], turn: TurnForm):

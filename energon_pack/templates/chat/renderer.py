@@ -119,9 +119,9 @@ class Renderer:
         """Return messages in the form that the template takes: content as text or parts, tool arguments as objects."""
         if max(map(len, messages), default=0) > 2 and any(message.get("tool_calls") for message in messages):
             messages = list(map(_with_objects, messages)) if self._wants_objects else messages
-        if self._part_types and any(not isinstance(message["content"], str) for message in messages):
+        if self._renamed_part_types and any(not isinstance(message["content"], str) for message in messages):
             messages = [
-                {**message, "content": _with_renamed_types(message["content"], self._part_types)}
+                {**message, "content": _with_renamed_types(message["content"], self._renamed_part_types)}
                 for message in messages
             ]
         if not self._takes_parts:
@@ -148,7 +148,7 @@ class Renderer:
         return self._probe_text([{"role": "user", "content": "a"}, answer]) or ""
 
     @cached_property
-    def _part_types(self) -> dict[str, str]:
+    def _renamed_part_types(self) -> dict[str, str]:
         """By kind of media, the type of content parts that the template takes, where it refuses the usual one."""
         names = {}
         for medium in KINDS.values():

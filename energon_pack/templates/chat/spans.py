@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.templates.chat.part_spans import Parts, PartSpans
+from energon_pack.templates.chat.part_spans import Parts, PartSpanFinder
 from energon_pack.templates.chat.renderer import last_question
 from energon_pack.templates.chat.text_marks import (
     MarkedConversation,
@@ -38,7 +38,7 @@ from energon_pack.templates.chat.turns import (
 _NO_PARTS: Parts = {}
 
 
-class _Segment(NamedTuple):
+class _MessageSegment(NamedTuple):
     """The stretch of a rendered text that holds consecutive texts of one message."""
 
     message: int
@@ -59,7 +59,7 @@ class Spans:
         """
         self._render, self._turn, self._special, self._has_blocks = render, turn, special, has_generation_blocks
         self._prefix_rendering = PrefixRendering(render, turn, special)
-        self._parts = PartSpans(self._marked, turn)
+        self._parts = PartSpanFinder(self._marked, turn)
 
     def find(
         self,
@@ -100,7 +100,7 @@ class Spans:
 
     def _spans_of_marks(self, marked: MarkedConversation, trained: Sequence[int]) -> list[Span]:
         is_told = self._has_blocks and marked.written.generation_blocks
-        return self._spans_of_blocks(marked, trained) if is_told else self._spans_of_texts(marked, trained)
+        return self._spans_of_blocks(marked, trained) if is_told else self._spans_by_text_marks(marked, trained)
 
     def _marked(self, messages: Sequence[Message], tools: Any, level: MarkLevel) -> MarkedConversation | None:
         """Render a conversation with marks; None: the template refuses it, because names or ids need a certain form."""
@@ -109,7 +109,7 @@ class Spans:
             written = read_marks(self._render(marked, tools, marks=True))
         except Skip:
             return None
-        return MarkedConversation(messages, tools, _first_of_calls(written, leaves), leaves, level)
+        return MarkedConversation(messages, tools, _drop_repeated_call_marks(written, leaves), leaves, level)
 
     # ------------------------------------------------------------------------------------- the template's own blocks
 
@@ -128,10 +128,10 @@ class Spans:
             before = messages[first - 1] if first else -1
             owner = next(iter(touched), next((i for i in answers if i > before), -1))
             if owner in trained:
-                spans.append(Span(start, self._with_stop(marked.text, start, end), owner))
-        return _ascending_spans([*spans, *self._spans_of_texts(marked, questions)])
+                spans.append(Span(start, self._end_with_stop_token(marked.text, start, end), owner))
+        return _ascending_spans([*spans, *self._spans_by_text_marks(marked, questions)])
 
-    def _with_stop(self, text: str, start: int, end: int) -> int:
+    def _end_with_stop_token(self, text: str, start: int, end: int) -> int:
         """Return the end of a block, moved behind the token that ends its turn if the block leaves that out."""
         ends = self._turn.end_text
         stop = end
@@ -143,12 +143,12 @@ class Spans:
 
     # ----------------------------------------------------------------------------------------------- marks of texts
 
-    def _spans_of_texts(self, marked: MarkedConversation, trained: Sequence[int]) -> list[Span]:
+    def _spans_by_text_marks(self, marked: MarkedConversation, trained: Sequence[int]) -> list[Span]:
         spans, doubts = self._spans_around_texts(marked, {*trained})
         question = last_question(marked.messages)
         for i, turn_spans in spans.items():
             if marked.messages[i]["role"] == "assistant":
-                proved = self._differing_span(marked, i, question, turn_spans, i in doubts)
+                proved = self._corrected_span(marked, i, question, turn_spans, i in doubts)
                 spans[i] = turn_spans if proved is None else [proved]
         return _ascending_spans([span for turn_spans in spans.values() for span in turn_spans])
 
@@ -158,7 +158,7 @@ class Spans:
         """Return the spans of turns around their marked texts, and the turns that lack a header or an end."""
         text, doubts = marked.text, set[int]()
         spans: dict[int, list[Span]] = {}
-        segments = _segments(marked)
+        segments = _message_segments(marked)
         is_bare = not self._turn.headers and not self._turn.has_prompt
         for number, (i, first, last, _) in enumerate(segments):
             if i not in trained:
@@ -176,16 +176,18 @@ class Spans:
                 doubts |= set() if is_bare or goes_on or i in spans else {i}
             end = self._turn.end(text, last, following)
             if end is None and is_answer:
-                end = self._end_without_token(marked, segments[number], following)
+                end = self._end_of_turn_without_token(marked, segments[number], following)
                 doubts |= {i} if end is None else set()
             spans.setdefault(i, []).append(Span(start, last if end is None else end, i))
         return spans, doubts
 
-    def _end_without_token(self, marked: MarkedConversation, segment: _Segment, following: int) -> int | None:
+    def _end_of_turn_without_token(
+        self, marked: MarkedConversation, segment: _MessageSegment, following: int
+    ) -> int | None:
         """Return where a turn without an end token ends, by rendering it without later turns; None: unknown."""
         closing = marked.text[segment.last : following]
         if following == len(marked.text):
-            return self._prefix_rendering.next_turn(marked.text, segment.last + len(closing.rstrip()))
+            return self._prefix_rendering.end_with_next_turn_token(marked.text, segment.last + len(closing.rstrip()))
         alone = self._marked(marked.messages[: segment.message + 1], marked.tools, marked.level)
         here = [mark.position for mark in alone.written.marks if mark.leaf == segment.leaf] if alone else []
         if alone is None or not here:
@@ -193,9 +195,9 @@ class Spans:
         stop = next((mark.position for mark in alone.written.marks if mark.position > here[-1]), len(alone.text))
         shared = shared_beginning(closing, alone.text[here[-1] : stop])
         length = len(shared[: self._special.start_of_cut_token(closing, len(shared))].rstrip())
-        return self._prefix_rendering.next_turn(marked.text, segment.last + length)
+        return self._prefix_rendering.end_with_next_turn_token(marked.text, segment.last + length)
 
-    def _differing_span(
+    def _corrected_span(
         self, marked: MarkedConversation, i: int, question: int, turn_spans: list[Span], in_doubt: bool
     ) -> Span | None:
         """Return the span of a turn by prefix rendering if it differs from the spans by marks; None: these are right.
@@ -211,7 +213,7 @@ class Spans:
             span.start < mark.position < span.end and leaf.message != i for mark, leaf in marked.owners
         ):
             span = None  # the result of a tool is in the same turn
-        agrees = self._prefix_rendering.compare(pattern, marked.text, turn_spans, span)
+        agrees = self._prefix_rendering.check_agreement(pattern, marked.text, turn_spans, span)
         if span is None and in_doubt:
             problem = f"the chat template does not show where what is trained of message {i} begins or ends"
             raise Skip(Reason.PROCESSOR_ERROR, problem)
@@ -230,7 +232,7 @@ def _is_written_twice(written: WrittenText) -> bool:
     return any(number > 2 for number in Counter(mark.leaf for mark in written.marks).values())
 
 
-def _first_of_calls(written: WrittenText, leaves: Sequence[TextOwner]) -> WrittenText:
+def _drop_repeated_call_marks(written: WrittenText, leaves: Sequence[TextOwner]) -> WrittenText:
     """Drop the marks of repeated parts of tool calls, such as a call's name beside its result."""
     times = Counter[int]()
     marks = []
@@ -257,13 +259,13 @@ def _shows_calls(message: Message, text: str, span: Span) -> bool:
     return any(isinstance(name, str) and name in text[span.start : span.end] for name in names)
 
 
-def _segments(marked: MarkedConversation) -> list[_Segment]:
-    segments: list[_Segment] = []
+def _message_segments(marked: MarkedConversation) -> list[_MessageSegment]:
+    segments: list[_MessageSegment] = []
     for mark, leaf in marked.owners:
         if segments and segments[-1].message == leaf.message:
             segments[-1] = segments[-1]._replace(last=mark.position, leaf=mark.leaf)
         else:
-            segments.append(_Segment(leaf.message, mark.position, mark.position, mark.leaf))
+            segments.append(_MessageSegment(leaf.message, mark.position, mark.position, mark.leaf))
     return segments
 
 

@@ -14,18 +14,18 @@ from energon_pack.samples.sample import REASONING_KEYS, Message
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.weights import PartWeights
 from energon_pack.templates.chat.dropped_words import NOTHING_DROPPED, Dropped, WordCheck
-from energon_pack.templates.chat.final_end import LastAnswers, add_end, ends_with
+from energon_pack.templates.chat.final_end import LastAnswerEnds, add_end, ends_with_token
 from energon_pack.templates.chat.guarded_template import LooksAtText
 from energon_pack.templates.chat.jinja import has_generation_blocks
 from energon_pack.templates.chat.labels import (
     Range,
     ThinkMarks,
     TrainedSpan,
-    apply_labels,
+    adjust_spans,
+    messages_without_thoughts,
     turn_weights,
     weight_of_last_end,
     weights_by_part,
-    without_thoughts,
 )
 from energon_pack.templates.chat.renderer import Renderer, guarding_texts
 from energon_pack.templates.chat.spans import Spans
@@ -122,13 +122,13 @@ class ChatTemplate:
         keeps_zeros = labels.prompt_weight > 0 or labels.think in (Think.mask, Think.mask_empty)
         return _with_marks(plain, spans, weights, keeps_zeros)._replace(dropped=dropped)
 
-    def apply_labels(self, text: str, spans: Sequence[TrainedSpan], labels: Labels) -> list[TrainedSpan]:
+    def adjust_spans(self, text: str, spans: Sequence[TrainedSpan], labels: Labels) -> list[TrainedSpan]:
         """Cut or widen the spans of trained turns as `labels` says; return the trained spans of weight > 0."""
-        return apply_labels(text, spans, labels, self._turn, self._special, self._think)
+        return adjust_spans(text, spans, labels, self._turn, self._special, self._think)
 
-    def without_thoughts(self, messages: Sequence[Message]) -> list[Message]:
+    def messages_without_thoughts(self, messages: Sequence[Message]) -> list[Message]:
         """Return the messages; the assistant's before the user's last one lose their reasoning and thoughts."""
-        return without_thoughts(messages, self._think)
+        return messages_without_thoughts(messages, self._think)
 
     @cached_property
     def _think(self) -> ThinkMarks:
@@ -158,28 +158,28 @@ class ChatTemplate:
 
         A last answer that is not trained up to its end gets none.
         """
-        if labels.final_end == FINAL_END_AUTO and not self._has_auto_ends:  # most templates end their answers
+        if labels.final_end == FINAL_END_AUTO and not self._auto_adds_end:  # most templates end their answers
             return marked, ""
-        token = self.last_answers.added_token(labels.final_end, bool(messages[-1].get("tool_calls")))
+        token = self.last_answer_ends.added_token(labels.final_end, bool(messages[-1].get("tool_calls")))
         weight = weight_of_last_end(messages, labels)
-        if not token or not weight or ends_with(marked.text, token):
+        if not token or not weight or ends_with_token(marked.text, token):
             return marked, ""
         text, weights = add_end(marked.text, marked.weights, token, weight)
         return marked._replace(text=text, weights=weights), token
 
     @cached_property
-    def _has_auto_ends(self) -> bool:
-        return bool(self.last_answers.added_tokens(FINAL_END_AUTO))
+    def _auto_adds_end(self) -> bool:
+        return bool(self.last_answer_ends.added_tokens(FINAL_END_AUTO))
 
     @property
     def ends_answers(self) -> bool:
-        """Whether a special token follows answers before the last; True if nobody can tell. See `last_answers`, too."""
+        """Whether a special token follows answers before the last, or nobody can tell. See `last_answer_ends`, too."""
         return not self.after_answers or bool(self._special.first(self.after_answers[0]))
 
     @cached_property
-    def last_answers(self) -> LastAnswers:
+    def last_answer_ends(self) -> LastAnswerEnds:
         """What the template writes behind the last answer of a conversation."""
-        return LastAnswers(self.render, self._special)
+        return LastAnswerEnds(self.render, self._special)
 
     @cached_property
     def after_answers(self) -> list[str]:
@@ -207,7 +207,7 @@ class ChatTemplate:
                     plain = self.render(numbered, None)
                     weights = dict.fromkeys(trained, 1.0)
                     marked = _with_marks(plain, self._find_spans(plain, numbered, None, weights), weights).text
-                whole = self._turn.has_whole(marked)
+                whole = self._turn.fits_marked_spans(marked)
                 self._skeletons[key] = Skeleton(marked, len(texts)) if whole else None
             except (Skip, ValueError, LooksAtText):
                 self._skeletons[key] = None
@@ -238,7 +238,7 @@ class ChatTemplate:
             before = self.render([question], None)
             prompted = self.render([question], None, prompt=True)[len(before) :]
             last, older = (
-                _around_first(self.render([question, marked, *more], None), len(before))
+                _around_marked_texts(self.render([question, marked, *more], None), len(before))
                 for more in ([], [question, answer])
             )
         except Skip:  # it needs more than questions and answers
@@ -247,7 +247,7 @@ class ChatTemplate:
         lead = "" if prompted or last[0].strip() else last[0]
         headers = {shared_beginning(prompted or last[0], head) for head, _ in (last, older)} - {lead}
         with suppress(Skip):
-            head, _ = _around_first(self.render([question, calling], None), len(before))
+            head, _ = _around_marked_texts(self.render([question, calling], None), len(before))
             header = shared_beginning(prompted, head)
             headers.add(header[: max(header.rfind("\n") + 1, special.end_of_last(header))])
         longest_first = tuple(sorted(headers - {""}, key=len, reverse=True))
@@ -275,7 +275,7 @@ def _ranges_of_messages(spans: Sequence[Span]) -> dict[int, Range]:
     return ranges
 
 
-def _around_first(output: str, start: int) -> tuple[str, str]:
+def _around_marked_texts(output: str, start: int) -> tuple[str, str]:
     """Return the text between `start` and the first marked text, and the text after the last one."""
     written = read_marks(output)
     if not written.marks:

@@ -42,7 +42,7 @@ class TurnForm:
         ""  # white space that begins a turn without a header: LLaVA's `[/INST]` belongs to the question
     )
 
-    def has_whole(self, marked: str) -> bool:
+    def fits_marked_spans(self, marked: str) -> bool:
         """Say whether each text between `OPEN` and `CLOSE` stands after a header, and ends as a turn ends."""
         before = _MARKS.split(marked)
         return all(
@@ -158,9 +158,9 @@ class PrefixRendering:
         end = end + len(ends) if end >= 0 and self._special.are_all(whole[end + len(ends) :]) else len(whole.rstrip())
         if end < len(before) + len(header) or not text.startswith(whole[:end]):
             return None
-        return Span(len(before) + len(header), self.next_turn(text, end), i)
+        return Span(len(before) + len(header), self.end_with_next_turn_token(text, end), i)
 
-    def next_turn(self, text: str, end: int) -> int:
+    def end_with_next_turn_token(self, text: str, end: int) -> int:
         """Return `end`, the end of a turn, or the end of the next turn's first token if generation stops only there."""
         token = self._special.token_at(text, end) if self._turn.ends_at_next_turn else ""
         return text.index(token, end) + len(token) if token else end
@@ -169,7 +169,9 @@ class PrefixRendering:
         """Return whether a turn of this pattern was compared before, and the result of `compare`; None: unknown."""
         return pattern in self._agrees, self._agrees.get(pattern)
 
-    def compare(self, pattern: TurnPattern, text: str, spans: Sequence[Span], proved: Span | None) -> bool | None:
+    def check_agreement(
+        self, pattern: TurnPattern, text: str, spans: Sequence[Span], proved: Span | None
+    ) -> bool | None:
         """Say whether a turn's spans have the text of `proved`, its span by prefix rendering, except white space.
 
         Returns None if `proved` is None. The first result for a pattern is kept for `known_agreement`.
@@ -192,10 +194,10 @@ class PrefixRendering:
 def pattern_of(messages: Sequence[Message], i: int, last_question: int) -> TurnPattern:
     """Return a key of turns that a template writes alike: roles and keys of turn `i` and its neighbours, its place."""
     near = (messages[k] if 0 <= k < len(messages) else None for k in (i - 1, i, i + 1))
-    return (*map(_content_form, near), i > last_question, i + 1 == len(messages))
+    return (*map(_message_form, near), i > last_question, i + 1 == len(messages))
 
 
-def _content_form(message: Message | None) -> tuple[Any, ...] | None:
+def _message_form(message: Message | None) -> tuple[Any, ...] | None:
     if message is None:
         return None
     content, calls = message.get("content"), message.get("tool_calls")

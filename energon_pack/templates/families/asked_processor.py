@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from energon_pack.samples.media.arguments import Clip, PreparedMedia, media_arguments
+from energon_pack.samples.media.arguments import PreparedMedia, VideoClip, media_arguments
 from energon_pack.samples.media.kinds import AUDIO, VIDEO
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.requested import video_metadata_of
@@ -58,14 +58,14 @@ class ProcessorProbe:
         if medium.kind != VIDEO.kind:
             return value
         sound = AUDIO.blank(medium) if medium.is_heard else None
-        return Clip(value, video_metadata_of(medium, frames), sound)
+        return VideoClip(value, video_metadata_of(medium, frames), sound)
 
     def placeholder(self, kind: str, token: str) -> str:
         """Return the text that marks a medium in the text of the call; `token`: the chat template's text for it."""
         before, after = self._edge_tokens.get(kind, ("", ""))
         return before + token + after
 
-    def surround_placeholders(self, kind: str) -> bool:
+    def use_edge_tokens(self, kind: str) -> bool:
         """Put the processor's start and end tokens around placeholders of a kind from now on; False: it has none."""
         edges = [getattr(self._processor, f"{kind}_{edge}_token", None) for edge in ("start", "end")]
         first, last = (token if isinstance(token, str) else "" for token in edges)

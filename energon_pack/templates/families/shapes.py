@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from energon_pack.errors import PackError, one_line
-from energon_pack.samples.media.arguments import Clip, PreparedMedia, media_arguments
+from energon_pack.samples.media.arguments import PreparedMedia, VideoClip, media_arguments
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO, describe
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.requested import video_metadata_of
@@ -118,7 +118,7 @@ class ShapeRules(MediaRules):
     def _pixel_shapes(self, num_frames: int) -> dict[str, tuple[int, ...]]:
         """Return the shapes, without the first dimension, of the inputs that the call makes of a clip, but of ids."""
         video = replace(VIDEO.example, width=64, height=64, num_frames=num_frames)
-        clip = Clip(VIDEO.blank(video), video_metadata_of(video, range(num_frames)), None)
+        clip = VideoClip(VIDEO.blank(video), video_metadata_of(video, range(num_frames)), None)
         arguments = media_arguments(PreparedMedia([VIDEO.kind], [clip]), self._call_settings, nests_images=False)
         made = self.processor(text=[self.placeholder(VIDEO.kind)], return_tensors="pt", **arguments)
         return {name: tuple(value.shape[1:]) for name, value in made.items() if value.ndim > 2}
@@ -143,7 +143,9 @@ class ShapeRules(MediaRules):
                 return self._sound_answers(media[0].num_samples)
             return self._cached_ask(tuple(media), chosen)
         except Exception as error:  # the processor refuses the sample
-            raise Skip(Reason.UNREADABLE_MEDIA, f"{self.name} refuses {_sizes(media)}: {one_line(error)}") from None
+            raise Skip(
+                Reason.UNREADABLE_MEDIA, f"{self.name} refuses {_describe_sizes(media)}: {one_line(error)}"
+            ) from None
 
     @cached_property
     def _sound_answers(self) -> StepCache[_Answers]:
@@ -231,7 +233,7 @@ class ShapeRules(MediaRules):
             if processor_part(self.processor, kind) is None and not hasattr(self.processor, medium.parts[0]):
                 continue
             answer = self._find_token(kind, medium.example)
-            if isinstance(answer, str) and self._asked.surround_placeholders(kind):
+            if isinstance(answer, str) and self._asked.use_edge_tokens(kind):
                 answer = self._find_token(kind, medium.example)
             if isinstance(answer, str):
                 why_not[kind] = answer
@@ -248,7 +250,7 @@ class ShapeRules(MediaRules):
         """Return the token that the call replaces, and the text in its place; or only the reason why there is none."""
         why_not = ""
         for token in dict.fromkeys(
-            (*_candidate_tokens(self.processor, kind), *filter(None, [self._chat_texts.get(kind)]))
+            (*_candidate_placeholders(self.processor, kind), *filter(None, [self._chat_texts.get(kind)]))
         ):
             try:
                 (text,), _ = self._asked.texts({kind: token}, [medium], [range(4) if kind == VIDEO.kind else ()])
@@ -277,14 +279,14 @@ class _FramesOfProcessor(FrameSampling):
         return self._ask(video)
 
 
-def _sizes(media: Iterable[Media]) -> str:
+def _describe_sizes(media: Iterable[Media]) -> str:
     media = [*media]
     if any(medium.num_samples or not medium.width for medium in media):
         return ", ".join(map(describe, media))
     return f"{', '.join(KINDS[medium.kind].size(medium) for medium in media)} pixels"
 
 
-def _candidate_tokens(full: Any, kind: str) -> list[str]:
+def _candidate_placeholders(full: Any, kind: str) -> list[str]:
     """Return the tokens that may stand for a medium in a chat, the most likely first."""
     names = [f"{kind}_token", *(["boi_token"] if kind == IMAGE.kind else []), f"start_of_{kind}_token"]
     names += sorted(name for name in vars(full) if name.endswith("_token") and kind in name)

@@ -36,7 +36,7 @@ class AddedTokens:
         """Say whether the end of a text is the beginning of an added token, as in `a<|im_`."""
         return any(text[-i:] in self._begins for i in range(1, min(len(text), self.longest) + 1))
 
-    def stands_alone(self, text: str) -> bool:
+    def never_overlaps(self, text: str) -> bool:
         """Say whether a text is an added token that no other added token can overlap in any text."""
         known = self._stands_alone.get(text, False)
         if known is None:
@@ -69,7 +69,7 @@ class RunSqueezer:
         added = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
         known = AddedTokens(added)
         tokens = {*tokens} & added.keys()
-        self._tokens = sorted(token for token in tokens if _is_plain(added[token]) and known.stands_alone(token))
+        self._tokens = sorted(token for token in tokens if _is_plain(added[token]) and known.never_overlaps(token))
 
     def squeeze(self, text: str, spans: Ranges) -> tuple[str, Ranges, list[TokenRun]]:
         """Shorten each run to one token; return the text, the spans in it, and the runs: none if a span cuts one."""
@@ -135,7 +135,7 @@ def within_range(ids: Ids, ranges: Ranges, token_range: tuple[int, int] | None) 
     return ids[start:end], [(max(first, start) - start, max(min(last, end), start) - start) for first, last in ranges]
 
 
-def without_first_token(ranges: Ranges, weights: Sequence[float] = ()) -> tuple[Ranges, list[float]]:
+def ranges_without_first_token(ranges: Ranges, weights: Sequence[float] = ()) -> tuple[Ranges, list[float]]:
     """Return token ranges without token 0, which nothing predicts, and their weights (an empty list: all are 1)."""
     pairs = zip(ranges, weights or repeat(1.0, len(ranges)), strict=True)
     trained = [((max(start, 1), end), weight) for (start, end), weight in pairs if end > max(start, 1)]

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer, models
 
 from energon_pack.templates.tokens.added import AddedTokens, Ids
-from energon_pack.templates.tokens.words import HOSTILE_TEXTS, WordTokens, word_pattern
+from energon_pack.templates.tokens.words import HOSTILE_TEXTS, WordTokenizer, word_pattern
 
 #: a text, and ascending positions in it
 TextWithPositions = tuple[str, Sequence[int]]
@@ -71,7 +71,7 @@ class TokenEngine:
         if engine == "gigatoken":
             self._use_gigatoken(tokenizer)
             return
-        self._encode: BatchEncoder = WordTokens(tokenizer, pattern, self._added).encode
+        self._encode: BatchEncoder = WordTokenizer(tokenizer, pattern, self._added).encode
         if engine in ("auto", MANY_TEXTS):
             self._tokenizer, self._characters_to_engine = tokenizer, _MIN_GIGATOKEN_CHARACTERS * (engine == "auto")
 
@@ -111,7 +111,7 @@ class TokenEngine:
     def _uncertain_texts(self, texts: Sequence[str]) -> set[int]:
         """Return the indices of texts that only the tokenizer itself makes tokens of for sure."""
         wide = [i for i, text in enumerate(texts) if not text.isascii()]
-        unsure = {wide[i] for i in doubtful_texts([texts[i] for i in wide])}
+        unsure = {wide[i] for i in doubtful_text_indices([texts[i] for i in wide])}
         if self._normalizes:
             unsure.update(i for i in wide if i not in unsure and not unicodedata.is_normalized("NFC", texts[i]))
         return unsure
@@ -183,7 +183,7 @@ def _checked_gigatoken(tokenizer: Tokenizer) -> BatchEncoder:
 
 
 def _first_differing_text(tokenizer: Tokenizer, encode: BatchEncoder) -> str | None:
-    left_out = doubtful_texts(HOSTILE_TEXTS)
+    left_out = doubtful_text_indices(HOSTILE_TEXTS)
     for text in (text for i, text in enumerate(HOSTILE_TEXTS) if i not in left_out):
         ids, expected = encode([text])[0].tolist(), tokenizer.encode(text, add_special_tokens=False).ids
         if ids != expected:
@@ -191,7 +191,7 @@ def _first_differing_text(tokenizer: Tokenizer, encode: BatchEncoder) -> str | N
     return None
 
 
-def doubtful_texts(texts: Sequence[str]) -> set[int]:
+def doubtful_text_indices(texts: Sequence[str]) -> set[int]:
     """Return the indices of texts that tokenizers may cut differently: a character is newer than Unicode 3.2."""
     codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
     ends = list(accumulate(map(len, texts)))

@@ -15,7 +15,14 @@ from tokenizers import Tokenizer
 
 from energon_pack.errors import PackError
 from energon_pack.templates.sample import Rendered, Tokens
-from energon_pack.templates.tokens.added import Ids, Ranges, RunSqueezer, expand_runs, within_range, without_first_token
+from energon_pack.templates.tokens.added import (
+    Ids,
+    Ranges,
+    RunSqueezer,
+    expand_runs,
+    ranges_without_first_token,
+    within_range,
+)
 from energon_pack.templates.tokens.engine import TokenEngine
 
 #: approximate characters of a text that is cut, and of its pieces
@@ -69,7 +76,7 @@ class Tokenizing:
         located = self.located([(item.text, item.spans) for item in rendered], engine)
         for item, (ids, ranges) in zip(rendered, located, strict=True):
             sample_ids, within = within_range(ids, ranges, item.token_range)
-            yield sample_ids, *without_first_token(within, item.weights)
+            yield sample_ids, *ranges_without_first_token(within, item.weights)
 
     def located(self, texts: Sequence[tuple[str, Ranges]], engine: str = "tokenizers") -> list[tuple[Ids, Ranges]]:
         """Return the ids of each text, and for each of its spans of characters the range of tokens that begin in it."""
@@ -87,7 +94,7 @@ class Tokenizing:
         """Return the ids of a text, and the number of tokens that begin before each position."""
         ids: list[int] = []
         numbers = [0] * len(positions)
-        is_cut = len(text) > LONG_TEXT_CHARACTERS and self._ends_words
+        is_cut = len(text) > LONG_TEXT_CHARACTERS and self._may_cut_at_seams
         for start, end in long_text_ranges(text) if is_cut else [(0, len(text))]:
             encoding = self._tokenizer.encode(text[start:end], add_special_tokens=self._adds_special_tokens)
             ids += encoding.ids
@@ -96,7 +103,7 @@ class Tokenizing:
         return np.array(ids, np.int64), numbers
 
     @cached_property
-    def _ends_words(self) -> bool:
+    def _may_cut_at_seams(self) -> bool:
         """Whether the tokenizer ends a word at each kind of seam, whatever is beside it: then long texts may be cut."""
         cut, added = self._tokenizer.pre_tokenizer, self._tokenizer.get_added_tokens_decoder().values()
         may_cut = all(token.content[0] in "<[" and token.content[-1] in ">]" for token in added)

@@ -46,7 +46,7 @@ HOSTILE_TEXTS = [
 ]
 
 
-class _Words(dict[str, str]):
+class _WordIdCache(dict[str, str]):
     """Caches the token ids of words, as strings; a new word is tokenized when it is looked up."""
 
     def __init__(self, tokenizer: Tokenizer):
@@ -61,7 +61,7 @@ class _Words(dict[str, str]):
         return ids
 
 
-class WordTokens:
+class WordTokenizer:
     """Tokenizes texts word by word, with a cache of the ids of words."""
 
     def __init__(self, tokenizer: Tokenizer, pattern: "regex.Pattern[str]", added: AddedTokens):
@@ -72,7 +72,7 @@ class WordTokens:
         self._of_token = {
             token: chr(number) for token in added.all if (number := tokenizer.token_to_id(token)) is not None
         }
-        self._of_word = _Words(tokenizer)
+        self._of_word = _WordIdCache(tokenizer)
 
     def encode(self, texts: list[str]) -> tuple[npt.NDArray[np.uint32], list[int]]:
         """Return the ids of all texts in one array, and the number of ids of each text."""

@@ -15,7 +15,7 @@ from energon_pack.loading import load_multi_mix_qa
 from energon_pack.samples.media.kinds import FORMATS, describe
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe
-from energon_pack.samples.media.stream_probe import probe_audio, probe_track
+from energon_pack.samples.media.stream_probe import probe_sound_length, probe_sound_length_of_video
 from energon_pack.samples.media.streams import UndecodableError, decode_audio, resampled_length
 from energon_pack.samples.skip import Reason, Skip
 from support.samples import HEARD_IN, chat, sound, video, video_with_sound
@@ -196,7 +196,7 @@ def test_a_sound_of_hours_is_none() -> None:
     """Decoded, it would fill the memory of whoever trains on it."""
     wav = io.BytesIO(sound(5 * 3600, 1))
     with pytest.raises(Skip, match=r"a sound of 5\.0 hours: more than 4"):
-        probe_audio(wav, next(format for format in FORMATS if format.extension == "wav"))
+        probe_sound_length(wav, next(format for format in FORMATS if format.extension == "wav"))
 
 
 def test_what_is_no_sound_is_not_decoded() -> None:
@@ -230,20 +230,20 @@ def test_the_sound_of_a_clip(format: str, codec: str) -> None:
     for num_samples in (30_011, 70_003):
         data = video_with_sound(rate=rate, num_samples=num_samples, format=format, codec=codec)
         assert probe(io.BytesIO(data)).kind == "video"
-        track = probe_track(io.BytesIO(data))
+        track = probe_sound_length_of_video(io.BytesIO(data))
         assert track is not None
         assert len(decode_audio(data, track[1])) == track[0]
 
 
 def test_a_clip_without_sound() -> None:
     for format in ("mp4", "matroska"):
-        assert probe_track(io.BytesIO(video(format=format))) is None
+        assert probe_sound_length_of_video(io.BytesIO(video(format=format))) is None
 
 
 def test_names_in_another_alphabet() -> None:
     """Tags of old files are not in UTF-8. A file whose header counts must not be refused in training for them."""
     for data in (M4A, MP4.replace(b"SoundHandler", b"S\xe9undHandler"), MKV.replace(b"Lavf", b"L\xe4vf")):
-        track = probe_track(io.BytesIO(data))
+        track = probe_sound_length_of_video(io.BytesIO(data))
         assert track is not None
         assert len(decode_audio(data, track[1])) == track[0]
         assert probe(io.BytesIO(data)).kind == ("audio" if data == M4A else "video")

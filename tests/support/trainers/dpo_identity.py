@@ -113,7 +113,7 @@ def gradients(model: Any) -> torch.Tensor:
 def encoded_members(packs: PackedDataset) -> dict[str, Any]:
     """Each member of a dataset by its id."""
     inputs = [member for number in range(len(packs)) for member in packs.members(0, number)]
-    return {one.sample_id: packs.encoder.members.encode(one) for one in inputs if isinstance(one, MemberInput)}
+    return {one.sample_id: packs.encoder.members.encode_alone(one) for one in inputs if isinstance(one, MemberInput)}
 
 
 def trained(

@@ -75,7 +75,7 @@ def ours(packs: PackedDataset) -> dict[str, Tokens]:
     for number in range(len(packs)):
         for member in packs.members(0, number):
             assert isinstance(member, MemberInput)
-            tokens = packs.encoder.members.encode(member).tokens
+            tokens = packs.encoder.members.encode_alone(member).tokens
             found[member.sample_id] = {"ids": tokens.ids.tolist(), "trained": (tokens.labels != IGNORE).long().tolist()}
     return found
 

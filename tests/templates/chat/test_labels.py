@@ -28,14 +28,14 @@ def turns(*answers: dict[str, Any]) -> list[dict[str, Any]]:
 def trained(source: str, messages: list[dict[str, Any]], labels: LabelsConfig) -> list[str]:
     chat = ChatTemplate(source, {}, SPECIAL)
     if labels.think is Think.drop_history:
-        messages = chat.without_thoughts(messages)
+        messages = chat.messages_without_thoughts(messages)
     marked, weights, _ = chat.render_marked(messages, None, labels)
     text, spans = "", []
     for piece in marked.replace(CLOSE, OPEN).split(OPEN):
         spans.append((len(text), len(text) + len(piece)))
         text += piece
     found = [TrainedSpan(*span, weight) for span, weight in zip(spans[1::2], weights, strict=True)]
-    return [text[span.start : span.end] for span in chat.apply_labels(text, found, labels)]
+    return [text[span.start : span.end] for span in chat.adjust_spans(text, found, labels)]
 
 
 HM = {"content": "b", "reasoning_content": "hm"}
@@ -73,7 +73,7 @@ def test_thoughts_before_the_last_question_are_left_out() -> None:
 def test_a_thought_in_a_content_part_is_left_out() -> None:
     """Content stays a list beside a medium, and where white space meets."""
     parts = [{"type": "text", "text": "Hm.\n<think>hm</think>\n\nb"}, {"type": "image"}]
-    silent = ChatTemplate(CHATML, {}, SPECIAL).without_thoughts(turns({"content": parts}, HM))
+    silent = ChatTemplate(CHATML, {}, SPECIAL).messages_without_thoughts(turns({"content": parts}, HM))
     assert silent[1]["content"] == [{"type": "text", "text": "Hm.b"}, {"type": "image"}]
 
 
@@ -81,7 +81,7 @@ def test_thoughts_that_never_end_take_no_time() -> None:
     """Looked for from each of 100,000 beginnings, the end of one took minutes."""
     text = "<think>" * 100_000
     messages = turns({"content": text}, HM)
-    assert ChatTemplate(CHATML, {}, SPECIAL).without_thoughts(messages)[1]["content"] == text
+    assert ChatTemplate(CHATML, {}, SPECIAL).messages_without_thoughts(messages)[1]["content"] == text
 
 
 def test_the_end_of_a_turn() -> None:
@@ -95,7 +95,7 @@ def test_the_end_of_a_turn() -> None:
 def test_the_text_around_answers_has_a_weight() -> None:
     chat = ChatTemplate(CHATML, {}, SPECIAL)
     text = "<|im_start|>user\nq<|im_end|>\nb"
-    spans = chat.apply_labels(text, [TrainedSpan(29, 30, 1.0)], LabelsConfig(prompt_weight=0.5))
+    spans = chat.adjust_spans(text, [TrainedSpan(29, 30, 1.0)], LabelsConfig(prompt_weight=0.5))
     assert spans == [(0, 29, 0.5), (29, 30, 1.0)]
 
 

@@ -11,7 +11,7 @@ import pytest
 from energon_pack.errors import PackError
 from energon_pack.samples.member import SampleOptions
 from energon_pack.samples.skip import Skip
-from energon_pack.templates.processor import load_template
+from energon_pack.templates.processor import build_uncached_template
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import Labels, ModelConfig, TemplateSettings, Think, ToolCalls, TrainOn
 from energon_pack.templates.template import Template
@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def template_of(folder: Path, source: str, **labels: Any) -> Template:
     model = ModelConfig(template="text", processor=str(folder), chat_template=source)
-    return load_template(TemplateSettings(model, labels=Labels(**labels)))
+    return build_uncached_template(TemplateSettings(model, labels=Labels(**labels)))
 
 
 def shown(template: Template, *messages: dict[str, Any], **options: Any) -> str:

@@ -154,7 +154,7 @@ def after_labels(template: ChatTemplate, messages: list[Message], labels: Labels
     edges = [*accumulate(map(len, pieces))]
     spans = [TrainedSpan(*each) for each in zip(edges[::2], edges[1::2], weights, strict=True)]
     text = "".join([*pieces, rest])
-    return [text[start:end] for start, end, _ in template.apply_labels(text, spans, labels)]
+    return [text[start:end] for start, end, _ in template.adjust_spans(text, spans, labels)]
 
 
 def test_calls_as_text_keep_their_weights() -> None:

@@ -26,7 +26,7 @@ from energon_pack.templates.sample import Rendered, Sample
 from energon_pack.templates.template import Template
 from energon_pack.templates.tokens import tokenizing
 from energon_pack.templates.tokens.added import AddedTokens, RunSqueezer, expand_runs
-from energon_pack.templates.tokens.engine import EngineError, TokenEngine, doubtful_texts
+from energon_pack.templates.tokens.engine import EngineError, TokenEngine, doubtful_text_indices
 from energon_pack.templates.tokens.tokenizing import Tokenizing
 from energon_pack.templates.tokens.words import HOSTILE_TEXTS, ascii_pattern
 from support.marks import slow
@@ -125,7 +125,7 @@ def test_most_conversations_need_no_reference(template: Template) -> None:
 
 def test_young_characters_are_left_to_the_reference() -> None:
     new = "\u208f"  # a subscript that came with Unicode 16
-    assert doubtful_texts(["a1 é 一 🙂 ,\n", "", f"a{new}", "", f"{new}{new}", "a"]) == {2, 4}
+    assert doubtful_text_indices(["a1 é 一 🙂 ,\n", "", f"a{new}", "", f"{new}{new}", "a"]) == {2, 4}
 
 
 @pytest.mark.parametrize("step", [slow(64), 512])  # characters; 64 of each are tried
@@ -136,7 +136,7 @@ def test_old_characters_make_the_same_words_in_every_table(template: Template, s
     differ = []
     for start in range(0, 0x20000, step):
         characters = [c for c in map(chr, range(start, start + 64)) if not "\ud800" <= c <= "\udfff"]
-        young = doubtful_texts(characters)
+        young = doubtful_text_indices(characters)
         text = "".join(f"a{c}a 1{c}1 .{c}. '{c} {c}\n" for i, c in enumerate(characters) if i not in young)
         ours = [match.span() for match in pattern.finditer(text)]
         if ours != [span for _, span in cut.pre_tokenize_str(text)]:
@@ -221,14 +221,14 @@ def test_a_job_of_many_texts_begins_with_it(template: Template, monkeypatch: pyt
     monkeypatch.setattr(engines, "_gigatoken_encoder", asked.append)
     samples = pa.table({"record_size": [3_000_000, 1_999_999]})
     job = worker.MeasureJob([], samples, Method("", ReadSettings()))
-    assert worker._method_of(job).engine == "auto"
+    assert worker._method_with_engine(job).engine == "auto"
     job = replace(job, samples=pa.table({"record_size": [3_000_000, 2_000_000]}))
-    engine = TokenEngine(template._tokenizer, worker._method_of(job).engine)
+    engine = TokenEngine(template._tokenizer, worker._method_with_engine(job).engine)
     engine.tokens([("a b", [])])
     assert len(asked) == 1
     for name in ("words", "gigatoken", "tokenizers"):
         named = replace(job, method=replace(job.method, engine=name))
-        assert worker._method_of(named) is named.method
+        assert worker._method_with_engine(named) is named.method
 
 
 # ------------------------------------------------------------------------------- long texts are tokenized in pieces
@@ -273,7 +273,7 @@ def test_words_across_seams_are_not_cut(cutter: pre_tokenizers.PreTokenizer | No
     tokenizer.add_tokens(added)
     if cutter is not None:
         tokenizer.pre_tokenizer = cutter
-    assert not tokenizing.Tokenizing(tokenizer, False, [])._ends_words
+    assert not tokenizing.Tokenizing(tokenizer, False, [])._may_cut_at_seams
 
 
 def test_a_long_text_is_never_given_whole_to_the_reference(template: Template, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,9 +339,9 @@ def test_as_the_whole_text(engine: str, pieces: list[str], data: st.DataObject) 
 
 def test_a_token_that_another_overlaps_or_holds_does_not_stand_alone() -> None:
     added = AddedTokens(["<a>", "<b>", "<b><c>", "x<d", "<e>", "<e", "aba", ">>"])
-    assert added.stands_alone("<q>") is False
-    assert AddedTokens(["<a>", "<b>"]).stands_alone("<a>")
-    assert [token for token in added.all if added.stands_alone(token)] == ["x<d"]
+    assert added.never_overlaps("<q>") is False
+    assert AddedTokens(["<a>", "<b>"]).never_overlaps("<a>")
+    assert [token for token in added.all if added.never_overlaps(token)] == ["x<d"]
     assert [added.may_begin_token(text) for text in ("a <b", "<b><", "a", "b", "")] == [True, True, True, False, False]
 
 
