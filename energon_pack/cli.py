@@ -301,11 +301,7 @@ def _keeps_the_name(override: Override) -> bool:
 def _compose_without_overrides() -> DictConfig:
     choices = HydraConfig.get().runtime.choices
     groups = [group for group in choices if "/" not in group and "@" not in group]
-    in_list = {
-        group
-        for entry in OmegaConf.load(conf_dir() / "config.yaml").defaults
-        for group in _groups_in_defaults_entry(entry)
-    }
+    in_list = {group for one in OmegaConf.load(conf_dir() / "config.yaml").defaults for group in _entry_groups(one)}
     overrides = [f"{'' if group in in_list else '+'}{group}={choices[group]}" for group in groups]
     composed: DictConfig = GlobalHydra.instance().config_loader().load_configuration("config", overrides, RunMode.RUN)
     return composed
@@ -323,7 +319,7 @@ def _job_name() -> str:
     return " ".join([f"job {config.job.num}", *of_sweep])
 
 
-def _groups_in_defaults_entry(entry: Any) -> list[str]:
+def _entry_groups(entry: Any) -> list[str]:
     """Return the groups of one line of a defaults list."""
     return [str(group) for group in entry] if isinstance(entry, DictConfig) else []
 

@@ -189,9 +189,7 @@ def _try_source(
             if with_cure.is_better_than(cured):
                 cures, cured, useless = [*cures, *cure], with_cure, useless[: -len(cure)]
     print_heading("── what would be lost")
-    print_losses(
-        lengths, {reason: (name, _mark_useless_cure(text, useless)) for reason, (name, text) in examples.items()}
-    )
+    print_losses(lengths, {reason: (name, _mark_useless(text, useless)) for reason, (name, text) in examples.items()})
     if config.packing.overlong in CUTTING_POLICIES:
         planned = plan_source(tried.measured, tried.settings.plan, tried.workshop)
         print_cut_losses(planned.report, config.packing)
@@ -274,7 +272,7 @@ def _setting_named_in(detail: str) -> str | None:
     return shlex.split(match[0])[0] if match else None
 
 
-def _mark_useless_cure(detail: str, useless: Sequence[str]) -> str:
+def _mark_useless(detail: str, useless: Sequence[str]) -> str:
     """Return the detail of a loss, and that the setting which it names does not help, if it was `useless`."""
     named = _setting_named_in(detail)
     return f"{detail} ({named} was tried, and does not help)" if named in useless else detail

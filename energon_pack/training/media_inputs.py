@@ -214,9 +214,7 @@ class MediaProcessor:
                 ratios[1].setdefault(name, set()).add(length / max(1, len(media.order)))
         return [{name: min(of) for name, of in found.items() if len(of) == 1} for found in ratios]
 
-    def media_lens_by_member(
-        self, tensors: Mapping[str, Tensor], seen: Sequence[Sequence[SeenMedium]]
-    ) -> dict[str, list[int]]:
+    def media_lens(self, tensors: Mapping[str, Tensor], seen: Sequence[Sequence[SeenMedium]]) -> dict[str, list[int]]:
         """Return how much of each input each member's media (`seen`) have; inputs of which nothing tells are left out.
 
         Lengths lie in the dimension along which the input is joined.

@@ -82,7 +82,7 @@ class MemberEncoder:
         except Exception:  # try each member alone to learn which one fails
             drafts = self._drafts([draft.member for draft in drafts], on_bad, are_tried=True)
             media, shares = self._media_inputs(drafts)
-        lens = self.media_processor.media_lens_by_member(media, [draft.added_sizes for draft in drafts])
+        lens = self.media_processor.media_lens(media, [draft.added_sizes for draft in drafts])
         return replace(self._encoded(drafts, shares), media_lens=lens), media
 
     def _drafts(

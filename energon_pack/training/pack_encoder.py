@@ -96,8 +96,7 @@ class PackEncoder:
             which is the default.
         rope_rows: `position_ids` of thd are the three rows of M-RoPE, [3, 1, T].
         on_bad_member: `raise` with its name, or `drop` only this member; `num_dropped` of the batch counts them.
-        dummy_image: give a batch without images the media inputs of a blank image, as `dummy_…`, if the processor takes
-            images: see `touch_vision`.
+        dummy_image: add a blank image's inputs, as `dummy_…`, to a batch without images: see `touch_vision`.
         tokens_per_second: `tokens_per_second` of Qwen2.5-VL's vision config, needed for videos if the processor's
             folder has no config.json: without either, a video ends the training.
         reference_logps: for preference pairs, a file of `recipes/reference_logps.py`: batches have its values.
@@ -277,15 +276,12 @@ class PackEncoder:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle only the arguments: a spawned worker makes a new encoder."""
-        return _unpickled, (self.made, self.members.media_processor.rules_with_findings, self._options, self.tower)
+        return _unpickle, (self.made, self.members.media_processor.rules_with_findings, self._options, self.tower)
 
     def _padded_len(self, pack: Members) -> int:
         """Return how many tokens a pack's members take, each rounded up, shared tokens once."""
-        return (
-            int((-(-pack.lens // self._form.multiple) * self._form.multiple).sum())
-            - len(pack.ids)
-            + pack.num_tokens_in_row
-        )
+        multiple = self._form.multiple
+        return int((-(-pack.lens // multiple) * multiple).sum()) - len(pack.ids) + pack.num_tokens_in_row
 
     def _media_counts(self, counts: Sequence[Sequence[int]]) -> torch.Tensor:
         """Return the counts of each pack in `neat`, else those of each member."""
@@ -328,9 +324,7 @@ class PackEncoder:
         return named_media
 
 
-def _unpickled(
-    made: Mapping[str, Any], rules: InputRules, options: Any, tower: "TowerInputMaker | None"
-) -> PackEncoder:
+def _unpickle(made: Mapping[str, Any], rules: InputRules, options: Any, tower: "TowerInputMaker | None") -> PackEncoder:
     encoder = PackEncoder(made, rules, **options)
     encoder.use_tower(tower)
     return encoder
