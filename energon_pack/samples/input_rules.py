@@ -62,6 +62,7 @@ class InputRules:
     texts: Sequence[tuple[str, Sequence[int]]] = ()  # texts with their ids, by which tokenizers are compared
     pixels: str = ""  # hash of the settings by which its processor makes inputs of media; empty: nobody knows
     made: Mapping[str, Any] = field(default_factory=dict)  # figures of the inputs that it made of the trial's media
+    classes: Mapping[str, str] = field(default_factory=dict)  # by kind: of its part that prepares media
     #: tokenizes members that are in no pack; None: nothing here can
     tokenize: Callable[[MemberInput], MemberTokens] | None = None
     #: what the process that started this one found out about its processor; None: nothing

@@ -67,6 +67,11 @@ def media_settings(processor: Any, rules: InputRules) -> dict[str, Any]:
     return {name: value for name, value in flat_values(plain).items() if value is not None}
 
 
+def part_classes(processor: Any) -> dict[str, str]:
+    """Return by kind of media the class of a loaded processor's part: one that works with PIL rounds in another way."""
+    return {kind: _class_name(part) for kind in KINDS if (part := processor_part(processor, kind)) is not None}
+
+
 def _own_settings(processor: Any) -> dict[str, Any]:
     """Return a processor's class, its inputs, and its own settings that are numbers, texts or flags."""
     names = {name for name in _parameters(type(processor)) if name not in _NO_PIXELS}
@@ -143,8 +148,13 @@ def different_inputs(processor: Any, rules: InputRules) -> str:
     """Say the first difference between the inputs that a processor makes here and those that a dataset kept.
 
     Names, shapes and whole numbers have to be the same. A small input may differ by a millionth; of a large one the
-    means are kept, which may differ by 1/255 of its range. An empty text says that nothing differs.
+    means are kept, which may differ by 1/255 of its range. The class that made it has to be the same: single pixels of
+    another one differ by up to 2/255, of which means show nothing. An empty text says that nothing differs.
     """
+    classes = part_classes(processor)
+    for kind, name in rules.classes.items():
+        if kind in rules.media_tokens and classes.get(kind) != name:
+            return f"{KINDS[kind].nouns} are prepared by {classes.get(kind, 'no class')}, and were by {name}"
     for kind, kept in rules.made.items():
         nouns, here = KINDS[kind].nouns, _inputs_of_kind(processor, rules, kind)
         for name in sorted(kept.keys() | here.keys()):

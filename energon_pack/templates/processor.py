@@ -27,7 +27,7 @@ from energon_pack.templates.families.rules import MediaRules, ProcessorSettings
 from energon_pack.templates.folder import local_folder, small_processor_files
 from energon_pack.templates.full_processor import full_processor
 from energon_pack.templates.identity import RULES_VERSION, Identity, TemplateSpec
-from energon_pack.templates.pixels import inputs_made, media_settings, settings_hash
+from energon_pack.templates.pixels import inputs_made, media_settings, part_classes, settings_hash
 from energon_pack.templates.recorded_labels import labels_identity
 from energon_pack.templates.settings import MediaConfig, ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template
@@ -111,11 +111,12 @@ def _with_media_figures(rules: InputRules, key: str) -> InputRules:
     if not rules.media_tokens:
         return rules
     values: dict[str, Any] | None = read_kept(
-        "pixels", key, lambda kept: {"pixels": kept["pixels"], "made": kept["made"]}
+        "pixels", key, lambda kept: {name: kept[name] for name in ("pixels", "made", "classes")}
     )
     if values is None:
         full = full_processor(rules)
-        values = {"pixels": settings_hash(media_settings(full, rules)), "made": inputs_made(full, rules)}
+        made = inputs_made(full, rules)
+        values = {"pixels": settings_hash(media_settings(full, rules)), "made": made, "classes": part_classes(full)}
         write_kept("pixels", key, values)
     return replace(rules, **values)
 
