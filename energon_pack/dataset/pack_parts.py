@@ -125,10 +125,7 @@ class PackParts:
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without open files."""
-        return {name: value for name, value in vars(self).items() if name != "media_reader"} | {
-            "_opened": {},
-            "_indexes": {},
-        }
+        return {n: value for n, value in vars(self).items() if n != "media_reader"} | {"_opened": {}, "_indexes": {}}
 
     def __enter__(self: _Self) -> _Self:
         return self

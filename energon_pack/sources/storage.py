@@ -285,8 +285,7 @@ def list_folder(folder: str, below: Collection[str] = ()) -> dict[str, FileState
         from energon_pack.sources import store_listing
 
         return {
-            name: FileState(*found) if found else None
-            for name, found in store_listing.list_folder(folder, below).items()
+            name: FileState(*one) if one else None for name, one in store_listing.list_folder(folder, below).items()
         }
     states: dict[str, FileState | None] = {}
     for inner in ("", *below):

@@ -37,7 +37,7 @@ from energon_pack.stages.pages import print_remarks
 from energon_pack.stages.places import Places
 from energon_pack.stages.planning import Planned, check_media_files_unchanged
 from energon_pack.stages.writing import Written
-from energon_pack.templates.folder import small_processor_files
+from energon_pack.templates.folder import small_files
 
 #: ends of the names of files that only weights, chats or code need
 _UNUSED_FILE_ENDS = (".index.json", ".jinja", ".py", "chat_template.json", "generation_config.json")
@@ -163,7 +163,7 @@ def _write_input_rules(folder: Path, template_folder: str) -> None:
     """Write the files that `dataset.kept_inputs` reads: rules, test samples, and the processor if it takes media."""
     rules = InputRules.load(Path(template_folder))
     meta, of_processor = folder / META_FOLDER, Path(rules.folder)
-    every = [path for path in small_processor_files(of_processor) if path.parent == of_processor]
+    every = [path for path in small_files(of_processor) if path.parent == of_processor]
     chosen = [path for path in every if rules.media_tokens and not path.name.endswith(_UNUSED_FILE_ENDS)]
     (meta / PROCESSOR_FOLDER).mkdir(parents=True, exist_ok=True)
     for path in chosen:

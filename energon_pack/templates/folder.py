@@ -44,16 +44,14 @@ def refuse_missing_folder(processor: str) -> None:
         raise PackError(f"model.processor={processor}: no folder of a processor: {names} is not there")
 
 
-def small_processor_files(folder: Path) -> list[Path]:
+def small_files(folder: Path) -> list[Path]:
     """Return the processor's small files (settings, templates, vocabularies, code), sorted by path."""
     return sorted({path for pattern in _FILE_PATTERNS for path in folder.glob(pattern)})
 
 
 def files_state(folder: Path) -> str:
     """Return paths, sizes and times of a processor's files as a text, which differs if a file was changed."""
-    return str(
-        [(os.fspath(path), path.stat().st_size, path.stat().st_mtime_ns) for path in small_processor_files(folder)]
-    )
+    return str([(os.fspath(path), path.stat().st_size, path.stat().st_mtime_ns) for path in small_files(folder)])
 
 
 def has_media_parts(folder: Path) -> bool:

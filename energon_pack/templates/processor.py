@@ -24,7 +24,7 @@ from energon_pack.templates.chat.jinja import writes_date
 from energon_pack.templates.choose_rules import RejectedFamily, TemplateChoice, choose_template
 from energon_pack.templates.families import ASKING_FAMILIES, AUTO, FAMILIES
 from energon_pack.templates.families.rules import MediaRules, ProcessorSettings
-from energon_pack.templates.folder import local_folder, small_processor_files
+from energon_pack.templates.folder import local_folder, small_files
 from energon_pack.templates.full_processor import full_processor
 from energon_pack.templates.identity import RULES_VERSION, Identity, TemplateSpec
 from energon_pack.templates.pixels import inputs_made, media_settings, part_classes, settings_hash
@@ -180,7 +180,7 @@ def _template_key(settings: TemplateSettings, folder: Path, place: str = "") -> 
         place: the path of the folder, if the full processor is loaded from it again; empty: the path does not matter.
     """
     digest = hashlib.sha256()
-    for path in small_processor_files(folder):
+    for path in small_files(folder):
         digest.update(f"{path.relative_to(folder)}\0{path.stat().st_size}\0".encode())
         digest.update(path.read_bytes())
     how = {name: value for name, value in asdict(settings.model).items() if name not in _UNUSED_MODEL_SETTINGS}

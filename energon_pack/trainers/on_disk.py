@@ -85,9 +85,8 @@ class PackedDataset(PacksByNumber):
         from energon_pack.run.plain_data import dataclass_from_plain
 
         content = self.encoder.made["content"]
-        return SimpleNamespace(
-            seed=int(content.get("seed", 0)), packing=dataclass_from_plain(PackingConfig, content["packing"])
-        )
+        packing = dataclass_from_plain(PackingConfig, content["packing"])
+        return SimpleNamespace(seed=int(content.get("seed", 0)), packing=packing)
 
     def _in_split(self, split: str) -> Ints:
         """Return the numbers of a split's packs in the dataset; PackError: the split or a shard of it is missing."""

@@ -101,9 +101,7 @@ class PackedBatch(BatchWithMediaLens):
             yield from ((key, item) for key, item in inner.items() if isinstance(item, Tensor))
 
     def _with_tensors(self, tensors: Mapping[int, Tensor]) -> "PackedBatch":
-        return PackedBatch(
-            {name: _replace_tensors(value, tensors) for name, value in self.items()}
-        )._copy_media_lens_from(self)
+        return PackedBatch({name: _replace_tensors(value, tensors) for name, value in self.items()})._with_lens_of(self)
 
     def model_inputs(self, model: Any = None, labels: bool = True) -> dict[str, Any]:
         """Return the inputs of `model.forward` for a `neat` batch, with masks if the model needs them.
@@ -122,7 +120,7 @@ class PackedBatch(BatchWithMediaLens):
             raise ValueError("model_inputs is for layout=neat; Megatron's layouts are the batch itself")
         outline = None if model is None else outline_of(model)
         names = (*_TEXT_KEYS, *sorted(self.media_keys))
-        inputs = PackedBatch({name: self[name] for name in names if name in self})._copy_media_lens_from(self)
+        inputs = PackedBatch({name: self[name] for name in names if name in self})._with_lens_of(self)
         if outline is not None and outline.has_rope_rows:
             inputs["position_ids"] = self._rope_rows(outline)
         if inputs["position_ids"].dim() == 3:

@@ -187,7 +187,7 @@ class BatchWithMediaLens(dict[str, Any]):
     #: boundaries of the members, and their parts of each media input
     media_lens: tuple[tuple[int, ...], Mapping[str, Sequence[int]]] | None = None
 
-    def _copy_media_lens_from(self, other: "BatchWithMediaLens") -> Self:
+    def _with_lens_of(self, other: "BatchWithMediaLens") -> Self:
         """Tell what another mapping tells; return this one."""
         self.__setstate__(vars(other))
         return self

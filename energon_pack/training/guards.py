@@ -136,9 +136,8 @@ def _guard_packs(model: Any, encoder: "EncoderForGuard | None", is_trusted: bool
     if first_batch and not is_trusted:
         from energon_pack.training.trials import Trials, pack_batch_handling
 
-        first = Trials(
-            model, pack_batch_handling({name: rule for one in shown.samples for name, rule in one.joins.items()})
-        )
+        joins = {name: rule for one in shown.samples for name, rule in one.joins.items()}
+        first = Trials(model, pack_batch_handling(joins))
     check = _forward_check(model, shown, media, tried, first)
     handles, _ = hook_calls(model, check)
     return _register_guard(model, handles, first.trials if first else None, shown.proofs, shown.tree_proof)

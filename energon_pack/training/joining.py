@@ -174,11 +174,8 @@ def _padding_joins(
         if not all(name in part for part in of_each):
             return None
         shown = (_rule_by_mask(name, mask, of_each, together) for mask in masks)
-        rule = (
-            _find_rule(name, of_each, value)
-            or next(filter(None, shown), None)
-            or _rule_by_lengths(name, of_each, together)
-        )
+        rule = _find_rule(name, of_each, value) or next(filter(None, shown), None)
+        rule = rule or _rule_by_lengths(name, of_each, together)
         if rule is None:
             return None
         joins[name] = rule
@@ -208,11 +205,10 @@ def _rule_by_lengths(name: str, of_each: Sequence[Inputs], together: Inputs) -> 
         for tensor in together.values()
         if tensor.dim() == 1 and not tensor.is_floating_point() and len(tensor) == len(value)
     ]
-    if not any(len(tensor.unique()) > 1 for tensor in lengths) or sum(len(part[name]) for part in of_each) != len(
-        value
-    ):
+    num_rows = [len(part[name]) for part in of_each]
+    if not any(len(tensor.unique()) > 1 for tensor in lengths) or sum(num_rows) != len(value):
         return None
-    rows = value.split([len(part[name]) for part in of_each])
+    rows = value.split(num_rows)
     return rule if all(_begins_with(tensor, part[name]) for tensor, part in zip(rows, of_each, strict=True)) else None
 
 

@@ -39,11 +39,8 @@ def image_attention_of(model: Any) -> ImageAttention:
     text = model.config.get_text_config()
     if getattr(text, "use_bidirectional_attention", None) == "vision":
         return ImageAttention.BEYOND_WINDOWS if "unified" in text.model_type else ImageAttention.ONLY_IN_WINDOWS
-    return (
-        ImageAttention.IN_WINDOWS
-        if "token_type_ids" in inspect.signature(model.forward).parameters
-        else ImageAttention.CAUSAL
-    )
+    has_types = "token_type_ids" in inspect.signature(model.forward).parameters
+    return ImageAttention.IN_WINDOWS if has_types else ImageAttention.CAUSAL
 
 
 #: put before the names of tower inputs in a batch: some models have media inputs of the same names

@@ -215,9 +215,7 @@ class MemberEncoder:
             wholes = [None if draft.all_media is None else self.media_processor([draft.all_media]) for draft in drafts]
             media = self.join_media_inputs(each)
             self.media_processor.refuse_feature_mismatch(media, added)
-            return media, [
-                added_media if whole is None else whole for whole, added_media in zip(wholes, each, strict=True)
-            ]
+            return media, [own if whole is None else whole for whole, own in zip(wholes, each, strict=True)]
         media = self.media_processor([draft.added_media for draft in drafts])
         self.media_processor.refuse_feature_mismatch(media, added)
         images = _split_by_member(media, _GRIDS[:1], [len(draft.added_media.of_kind(IMAGE.kind)) for draft in drafts])

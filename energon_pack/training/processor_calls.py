@@ -59,9 +59,7 @@ class ProcessorCalls:
         if as_rows and self._rules.nests_images and every.of_kind(IMAGE.kind):
             arguments[IMAGE.argument] = [images for part in members if (images := part.of_kind(IMAGE.kind))]
         tail = "." if every.of_kind(AUDIO.kind) else ""  # else a mask of frames, one a token, looks like tokens
-        texts = [
-            "".join(placeholders[kind] for kind in part.order) + tail for part in (members if as_rows else [every])
-        ]
+        texts = ["".join(placeholders[k] for k in part.order) + tail for part in (members if as_rows else [every])]
         padding: dict[str, Any] = {"padding": True} if as_rows else {}
         if AUDIO.argument in arguments:  # else padding would reach sounds, too
             padding = {"text_kwargs": padding}

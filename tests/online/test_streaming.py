@@ -119,7 +119,7 @@ def test_a_member_of_a_pack_has_the_logits_it_has_alone(make: Any, one_thread: N
             for member, (start, end) in zip(pack.members, pairwise(starts), strict=True):
                 name, _, number = member.sample_id.partition("/")
                 source = next(source for source in SOURCES if source.name == name)
-                alone = dataset.encoder.members.encode(source.member(int(number)))
+                alone = dataset.encoder.members.encode_alone(source.member(int(number)))
                 tokens = alone.tokens
                 inputs = {"input_ids": tokens.ids[None], "mm_token_type_ids": tokens.types[None], **alone.media}
                 logits = model(**inputs, attention_mask=torch.ones_like(tokens.ids[None]), use_cache=False).logits[0]

@@ -274,7 +274,7 @@ def test_verify_names_a_torn_pair() -> None:
     def defects(*ids: tuple[str, str]) -> list[str]:
         names = [f"{sample}+{side}" for sample, side in ids]
         rows = [
-            SimpleNamespace(sample=sample, sample_id=name, cut=SimpleNamespace(part=side))
+            SimpleNamespace(sample_name=sample, sample_id=name, cut=SimpleNamespace(part=side))
             for name, (sample, side) in zip(names, ids, strict=True)
         ]
         return [*check_pairs(cast(Any, SimpleNamespace(meta={"sample_ids": names})), cast(Any, rows))]

@@ -30,7 +30,7 @@ from energon_pack.sources.storage import with_bytes_read
 from support import jobs
 from support.jobs import hold, sleep
 from support.packed import files
-from support.running import PIPELINE, ROOT
+from support.running import PIPELINE, ROOT, command
 
 
 @pytest.fixture
@@ -199,6 +199,20 @@ def test_a_killed_worker_is_an_error_that_names_the_knob() -> None:
     """Without it the run would hang or show a traceback."""
     with LocalExecutor(2) as executor, pytest.raises(PackError, match=r"executor\.num_workers"):
         list(executor.map(jobs.die, range(2)))
+
+
+def test_a_script_that_packs_when_it_is_imported_is_named(tmp_path: Path) -> None:
+    """Each worker ran the script again and ended, and the run blamed memory."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from energon_pack.run.executors.local import LocalExecutor\n"
+        "with LocalExecutor(2) as executor:\n"
+        "    list(executor.map(abs, range(2)))\n"
+    )
+    done = command(script, cwd=tmp_path, PYTHONPATH=str(ROOT))
+    last = done.stderr.splitlines()[-1]
+    assert "a worker process ended by itself" in last
+    assert last.endswith('below `if __name__ == "__main__":`')
 
 
 def test_a_worker_killed_while_a_result_is_used_is_that_error(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ class Model:
 
     def __call__(self, numbers: list[int]) -> dict[str, Any]:
         batch = self.packs.collate([self.packs[number] for number in numbers])
-        return PackedBatch({**batch})._copy_media_lens_from(batch).model_inputs()
+        return PackedBatch({**batch})._with_lens_of(batch).model_inputs()
 
 
 def test_two_batches_that_tell_different_things_tell_nothing() -> None:
@@ -80,7 +80,7 @@ def test_two_batches_that_tell_different_things_tell_nothing() -> None:
     for lens in ([1, 2], [1, 2], [2, 1], [1, 2]):
         made = BatchWithMediaLens()
         made.media_lens = (0, 5, 9), {"pixel_values": lens}
-        BatchWithMediaLens()._copy_media_lens_from(made)
+        BatchWithMediaLens()._with_lens_of(made)
         known = media_lens_by_boundaries(boundaries)
     assert known == {}
     assert media_lens_by_boundaries(None) == media_lens_by_boundaries(torch.tensor([0, 3])) == {}
@@ -95,7 +95,7 @@ def test_what_a_pack_tells_is_not_guessed() -> None:
     assert shares.ends == {"pixel_values": (0, [0, 2, 4])}
     batch = BatchWithMediaLens()
     batch.media_lens = (0, 9, 13), {"pixel_values": [3, 1]}
-    BatchWithMediaLens()._copy_media_lens_from(batch)
+    BatchWithMediaLens()._with_lens_of(batch)
     shares = media_shares(inputs, members, (ids == 4).long(), None, {})
     assert shares.ends == {"pixel_values": (0, [0, 3, 4])}
 

@@ -39,28 +39,20 @@ Result = TypeVar("Result")
 
 _JOBS_PER_WORKER = 2  # one at work, one waiting
 _KILLED_MESSAGE = "a worker process was killed, most likely for memory: try a smaller executor.num_workers"
+_ENDED_MESSAGE = (
+    "a worker process ended by itself, and printed why: each worker runs the started script, too, so a script packs"
+    ' below `if __name__ == "__main__":`'
+)
 _WORKER_START_SECONDS = 0.3  # seconds that starting a worker takes, roughly
 _CHECK_SECONDS = 10.0  # how often workers without a result are checked
 _END_SECONDS = 5.0  # given to workers to end by themselves, and then to the system to end them
 
 
 class WorkerKilled(PackError):
-    """The process that did a job was killed."""
+    """The process that did a job was killed, or ended."""
 
-    def __init__(self) -> None:
-        super().__init__(_KILLED_MESSAGE)
-
-    def __reduce__(self) -> Any:
-        return WorkerKilled, ()
-
-
-@contextmanager
-def _naming_killed_workers() -> Iterator[None]:
-    """Explain why a pool broke, and which knob to turn."""
-    try:
-        yield
-    except BrokenProcessPool:
-        raise WorkerKilled from None
+    def __init__(self, message: str = _KILLED_MESSAGE) -> None:
+        super().__init__(message)
 
 
 class LocalExecutor:
@@ -106,7 +98,7 @@ class LocalExecutor:
         # future, it stops half way. The end of the run drops these jobs.
         waiting: deque[Future[Result]] = deque()
         for job in jobs:
-            waiting.append(_submit(self._pool, function, job))
+            waiting.append(self._submit(self._pool, function, job))
             if len(waiting) >= _JOBS_PER_WORKER * self.num_workers:
                 yield self.result(waiting.popleft())
         while waiting:
@@ -117,7 +109,7 @@ class LocalExecutor:
         if self.num_workers > 1:
             if self._beside is None:
                 self._beside = self._start_pool(1)
-            self._last = future = _submit(self._beside, function, job)
+            self._last = future = self._submit(self._beside, function, job)
             return future
         future = Future()
         try:
@@ -132,18 +124,33 @@ class LocalExecutor:
             return function(job)
         return self.result(self.start(function, job))
 
-    @_naming_killed_workers()
     def result(self, future: "Future[Result]") -> Result:
         """See `Executor.result`; raises PackError if a worker was killed, or all are stuck."""
         self._busy = None
         seconds = min(_CHECK_SECONDS, self._patience / 2)
         while True:
-            try:
-                return future.result(seconds)
-            except NoResultYet:
-                if future.done():  # the result came just now, or the error is the job's own
-                    return future.result()
-                self._check_workers(seconds)
+            with self._naming_dead_workers():
+                try:
+                    return future.result(seconds)
+                except NoResultYet:
+                    if future.done():  # the result came just now, or the error is the job's own
+                        return future.result()
+                    self._check_workers(seconds)
+
+    def _submit(self, pool: ProcessPoolExecutor, function: Callable[[Job], Result], job: Job) -> "Future[Result]":
+        with self._naming_dead_workers():
+            return _submit(pool, function, job)
+
+    @contextmanager
+    def _naming_dead_workers(self) -> Iterator[None]:
+        """Explain why a pool broke, and which knob to turn."""
+        try:
+            yield
+        except BrokenProcessPool:
+            for process in self._context.started:
+                process.join(_END_SECONDS)  # the pool ends them all; one that still ends has no exit code
+            ended = any(process.exitcode == 1 for process in self._context.started)  # as after an error of Python
+            raise WorkerKilled(_ENDED_MESSAGE if ended else _KILLED_MESSAGE) from None
 
     def _check_workers(self, seconds: float) -> None:
         """Check whether the workers are at work.
@@ -224,7 +231,6 @@ def _close_pipe(end: Connection) -> None:
     os.close(null)
 
 
-@_naming_killed_workers()
 def _submit(pool: ProcessPoolExecutor, function: Callable[[Job], Result], job: Job) -> "Future[Result]":
     """Submit a job to a pool, which may start a process for it; hold interrupts back until then, as a process that an
     interrupt cuts short would complain.
