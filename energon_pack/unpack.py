@@ -243,7 +243,7 @@ def _write_tar(
                 if part["reference"] is not None:
                     tar.add(name, next(referred))
                     continue
-                source = reader.shard_file(packed[row["packed"]])
+                source = reader.open_unchanged_shard(packed[row["packed"]])
                 tar.copy(name, source, part["offset"], part["size"])
         tar.finish()
 

@@ -218,11 +218,11 @@ def _full_processor(template: Template) -> tuple[Any, str]:
         try:
             return full_processor(settings), ""
         except ImportError as error:
-            note = missing_package(error)
+            note = missing_package_text(error)
     return AutoTokenizer.from_pretrained(settings.folder, **settings.kwargs), note
 
 
-def missing_package(error: ImportError) -> str:
+def missing_package_text(error: ImportError) -> str:
     """Return which package a full processor needs, with `pip install`, or else the text of the error of its import."""
     text = " ".join(str(error).split())
     if name := re.search(r"requires the (\w+) library", text):

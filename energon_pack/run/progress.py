@@ -197,7 +197,7 @@ class Progress:
             self._console.print(job + self._log_line(work, now), soft_wrap=True)
 
     @property
-    def line(self) -> str:
+    def running_stage_text(self) -> str:
         """Return a line of text about the running stage; "" if none is running."""
         return self._stage or "" if self._work is None else self._log_line(self._work, time.monotonic())
 

@@ -38,7 +38,7 @@ AnyPart = Part | MediaPart
 
 
 def media_type_by_name(names: Sequence[str]) -> str | None:
-    """Guess the media type of a sample by the names of its parts; None: there are no media."""
+    """Guess the media type of a sample by the names of its parts: a kind, or `mix` for several; None: no media."""
     kinds = [kind for name in names if (kind := kind_by_name(name))]
     return media_type(kinds) if kinds else None
 

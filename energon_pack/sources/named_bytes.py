@@ -90,9 +90,11 @@ def item_of(record: Any, value: Any, step: str) -> Any:
 
 
 def decoded_medium(way: Sequence[str], medium: Any) -> bytes:
-    """Return the bytes of a medium, decoded if they are base64; KeyError: it is neither bytes nor text.
+    """Return the bytes of a medium, decoded if they are base64.
 
-    `way`: the path to it, for an error.
+    Raises:
+        KeyError: it is neither bytes nor text; the error has `way`, the path to it.
+        Skip: it is a text, but no base64.
     """
     if isinstance(medium, str):
         try:

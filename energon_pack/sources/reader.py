@@ -77,7 +77,7 @@ class Reader:
 
         `lead`: how many bytes of the tar header before them are returned, too, in front.
         """
-        return shard.raw_of(self.shard_file(shard), row, lead)
+        return shard.raw_of(self.open_unchanged_shard(shard), row, lead)
 
     def media(self, shard: Shard, record: Record, key: str, parts: Sequence[Part]) -> list[Part]:
         """Return the media of a sample, in the order in which it lists them; raises Skip if one is missing.
@@ -135,7 +135,7 @@ class Reader:
     def part_file(self, shard: Shard, part: AnyPart) -> File:
         """Return the open file that holds a part: the shard, or the part's own file; raises PackError if it changed."""
         if shard.media_root is None:
-            return self.shard_file(shard)
+            return self.open_unchanged_shard(shard)
         try:
             file = self._open_medium(shard, part.name)
         except Skip as skip:
@@ -144,7 +144,7 @@ class Reader:
             raise PackError(f"{shard.path_of(part.name)} changed since it was measured: run again")
         return file
 
-    def shard_file(self, shard: Shard) -> File:
+    def open_unchanged_shard(self, shard: Shard) -> File:
         """Open a shard, and check that it still has the size and version that were indexed."""
         try:
             file = self._files_ahead.get(shard.path) or self._open_files.open(shard.path, shard.open)

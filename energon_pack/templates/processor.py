@@ -71,7 +71,7 @@ def prepare_template(settings: TemplateSettings, cache_dir: Path) -> str:
         choice = replace(choice, ends_answers=template.ends_answers)
         template.save(built)
         if not choice.note:
-            _with_media_figures(template.input_rules, _template_key(settings, folder)).save(built)
+            _rules_with_processor_facts(template.input_rules, _template_key(settings, folder)).save(built)
         write_whole(built / _CHOICE_FILE, json.dumps(asdict(choice)).encode())
         _last_tokenizer.clear()
         _last_tokenizer[os.fspath(saved)] = template.tokenizer
@@ -106,7 +106,7 @@ def _template_and_choice(settings: TemplateSettings, folder: Path) -> tuple[Temp
     return template, choice
 
 
-def _with_media_figures(rules: InputRules, key: str) -> InputRules:
+def _rules_with_processor_facts(rules: InputRules, key: str) -> InputRules:
     """Return rules with what their processor makes of media, from the user's cache if it has the same processor."""
     if not rules.media_tokens:
         return rules

@@ -70,11 +70,11 @@ class TemplateDrops(str, Enum):
 
 
 class Expand(str, Enum):
-    """Which samples are made of one conversation; none: one sample, the whole conversation."""
+    """Which samples are made of one conversation."""
 
-    none = "none"
-    turns = "turns"
-    pairs = "pairs"
+    none = "none"  # it, as a whole
+    turns = "turns"  # one for each answer, with all that stands before it
+    pairs = "pairs"  # one for each question and its answer, with the media of the first turn
 
 
 class Untrained(str, Enum):

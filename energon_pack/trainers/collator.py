@@ -32,7 +32,7 @@ def dataset_hash(fingerprint: str) -> int:
 
 
 class Collator:
-    """Builds batches from rows. It holds a few facts about the model and no weights, so a loader's workers can have it.
+    """Builds batches from rows, each of which names or holds a pack. It has no weights: a loader's workers can have it.
 
     Args:
         model: a model of transformers; guard it first. A batch has the inputs that its `forward` takes.

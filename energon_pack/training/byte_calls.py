@@ -92,7 +92,7 @@ class _Steps:
         self._num_bytes += patches.numel() - images.numel()
         return patches, *sizes
 
-    def scale_of(self, tensors: Mapping[str, Tensor]) -> tuple[str, _Scale]:
+    def pixel_input_and_scale(self, tensors: Mapping[str, Tensor]) -> tuple[str, _Scale]:
         """Return the name of the input with the pixels, and how they become numbers; OtherStepsError: they can't."""
         pixels = (torch.uint8, torch.float32)  # some processors put bytes into a frame of zeros
         sizes = {name: value.numel() for name, value in tensors.items() if value.dtype in pixels}
@@ -142,7 +142,7 @@ class _Pixels(NamedTuple):
 
 
 class ByteCalls:
-    """Makes media inputs with a processor that moves bytes.
+    """Makes media inputs with a processor that leaves pixels as bytes, and normalizes them once, in their batch.
 
     Args:
         call: calls the processor.
@@ -174,7 +174,7 @@ class ByteCalls:
             tensors = call.images([media], joins) if needs_no_text else call([media])
             if tensors.keys() - joins.keys():
                 raise OtherStepsError("inputs that were not tried")
-            name, scale = steps.scale_of(tensors)
+            name, scale = steps.pixel_input_and_scale(tensors)
             pixels.setdefault(name, []).append(_Pixels(tensors.pop(name), scale))
             parts.append(tensors)
         return join(parts, joins) | {name: self._placed(each, joins[name]) for name, each in pixels.items()}

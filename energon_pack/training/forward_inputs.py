@@ -101,7 +101,7 @@ def check_inputs(inputs: Mapping[str, Any], attention: str | None = None) -> Non
     row = text_positions(inputs, positions)
     forks = branch_starts(row)
     if inputs.get("tree_plan") is not None or (forks and mask_kind_of(inputs) in ("dict4d", "prefix4d")):
-        _check_trees(inputs, attention, row, forks)
+        _check_branches_kept_apart(inputs, attention, row, forks)
         return
     is_prefix = isinstance(mask, Tensor) and mask.dim() == 4 and mask.is_floating_point()
     if is_prefix:
@@ -132,7 +132,9 @@ def check_inputs(inputs: Mapping[str, Any], attention: str | None = None) -> Non
         )
 
 
-def _check_trees(inputs: Mapping[str, Any], attention: str | None, row: Tensor, forks: Sequence[Sequence[int]]) -> None:
+def _check_branches_kept_apart(
+    inputs: Mapping[str, Any], attention: str | None, row: Tensor, forks: Sequence[Sequence[int]]
+) -> None:
     """Check that the first token of each branch does not see the token before it, which is of another branch."""
     mask = inputs["attention_mask"]
     if mask_kind_of(inputs) == "tree_plan":

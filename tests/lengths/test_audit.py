@@ -23,7 +23,7 @@ from energon_pack.lengths.audit import (
     audit,
     draw,
     finish,
-    missing_package,
+    missing_package_text,
     result_file,
     start,
 )
@@ -202,7 +202,7 @@ def test_what_could_not_be_verified_is_one_short_line() -> None:
         "\nQwen2VLVideoProcessor requires the Torchvision library but it was not found in your environment. Check out "
         "the instructions on the\ninstallation page: https://pytorch.org/get-started/locally/ and follow the ones that"
     )
-    assert Audit(2, 1, missing_package(error)).lines() == [
+    assert Audit(2, 1, missing_package_text(error)).lines() == [
         "verified: 2 samples in the full processor, none differs",
         "not verified: 1 sample with media: the full processor needs torchvision (pip install torchvision)",
     ]

@@ -158,7 +158,7 @@ def test_what_was_there_takes_no_time_from_the_rest(monkeypatch: pytest.MonkeyPa
         for second in (60.0, 61.0, 62.0):  # workers took a minute to start
             now[0] = second
             advance(1)
-        assert progress.line == "write: 503 of 1,000 packs, about 0:08:17 left"
+        assert progress.running_stage_text == "write: 503 of 1,000 packs, about 0:08:17 left"
 
 
 def test_the_rest_is_counted_in_what_takes_the_time() -> None:

@@ -42,10 +42,10 @@ def lines_in(folder: Path, *lines: bytes) -> Shard:
 def test_a_changed_shard_is_not_read(tmp_path: Path) -> None:
     shard = make_shard("x.tar", str(write_tar(tmp_path / "x.tar", {"a.jpg": picture()})))
     with Reader() as reader:
-        assert reader.shard_file(shard).read(0, 5) == b"a.jpg"
+        assert reader.open_unchanged_shard(shard).read(0, 5) == b"a.jpg"
     os.utime(shard.path, ns=(1, 1))
     with Reader() as reader, pytest.raises(PackError, match="changed"):
-        reader.shard_file(shard)
+        reader.open_unchanged_shard(shard)
 
 
 def test_open_shards_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +55,7 @@ def test_open_shards_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         shards[i] = make_shard(f"{i}.tar", str(write_tar(tmp_path / f"{i}.tar", {f"k{i}": b""})))
     with Reader() as reader:
         for i in (0, 1, 0, 2, 3, 0):
-            assert reader.shard_file(shards[i]).read(0, 2) == f"k{i}".encode()
+            assert reader.open_unchanged_shard(shards[i]).read(0, 2) == f"k{i}".encode()
             assert len(reader._open_files) <= 2
 
 

@@ -105,7 +105,7 @@ def test_what_is_added_behind_the_normalization_is_seen() -> None:
     steps = _Steps()
     made = steps.copy_keeping_bytes(Padding())(torch.zeros(1, 3, 4, 4, dtype=torch.uint8))
     with pytest.raises(OtherStepsError):
-        steps.scale_of({"pixel_values": made})
+        steps.pixel_input_and_scale({"pixel_values": made})
 
 
 def test_a_picture_of_the_caller_is_not_shared() -> None:

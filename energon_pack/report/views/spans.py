@@ -97,7 +97,11 @@ def with_tokens(view: MemberView, tokens: MemberTokens, vocabulary: Vocabulary) 
 
 
 def _media_as_seen(media: Sequence[Medium], seen: Sequence[SeenMedium]) -> Iterator[Medium]:
-    """Yield the media as a model sees them; a list of frames becomes one video, with the picture of its first frame."""
+    """Yield the media as a model sees them: a list of frames is one video, with the picture of its first frame.
+
+    Raises:
+        ValueError: the tokens are of more or fewer media.
+    """
     parts = iter(media)
     for medium in seen:
         its_parts = [*islice(parts, medium.num_images or 1)]

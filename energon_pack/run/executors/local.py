@@ -119,7 +119,7 @@ class LocalExecutor:
         return future
 
     def _run_in_single_process(self, function: Callable[[Job], Result], job: Job) -> Result:
-        """Run one job in the process for single jobs, unless that is busy."""
+        """Run one job in the process for single jobs, unless that is busy: then here."""
         if self._last is not None and not self._last.done():
             return function(job)
         return self.result(self.start(function, job))

@@ -281,7 +281,7 @@ def may_turn_pictures(file: BinaryIO, format_name: str) -> bool:
 
 
 def _has_plain_matrices(tables: bytes) -> bool:
-    """Tell whether each matrix of an mp4 changes nothing; the header of a track of chapters holds one more."""
+    """Tell whether an mp4 has matrices and each changes nothing; the header of a track of chapters holds one more."""
     matrices = []
     for match in re.finditer(b"mvhd|tkhd", tables):
         start = match.end() + _MATRIX_OFFSETS[match[0]][tables[match.end() : match.end() + 1] == b"\1"]

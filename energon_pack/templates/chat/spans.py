@@ -22,7 +22,7 @@ from energon_pack.templates.chat.text_marks import (
     MarkedConversation,
     MarkLevel,
     TextOwner,
-    WrittenText,
+    UnmarkedText,
     mark_texts,
     read_marks,
 )
@@ -227,12 +227,12 @@ class Spans:
         return span
 
 
-def _is_written_twice(written: WrittenText) -> bool:
+def _is_written_twice(written: UnmarkedText) -> bool:
     """Say whether a text of the conversation stands in two places of the output, so that its marks show nothing."""
     return any(number > 2 for number in Counter(mark.leaf for mark in written.marks).values())
 
 
-def _drop_repeated_call_marks(written: WrittenText, leaves: Sequence[TextOwner]) -> WrittenText:
+def _drop_repeated_call_marks(written: UnmarkedText, leaves: Sequence[TextOwner]) -> UnmarkedText:
     """Drop the marks of repeated parts of tool calls, such as a call's name beside its result."""
     times = Counter[int]()
     marks = []

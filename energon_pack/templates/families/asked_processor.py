@@ -51,7 +51,7 @@ class ProcessorProbe:
         first, *written = self._written_text([text], arguments).split(_SEPARATOR)
         if len(written) != len(media) + 1:
             raise NotImplementedError("what it writes for media is not where their placeholders are")
-        return [_without_edges(one, *edges) for one, edges in zip(written, around, strict=False)], (first, written[-1])
+        return [_text_between(one, *edges) for one, edges in zip(written, around, strict=False)], (first, written[-1])
 
     def _media_argument(self, medium: Media, frames: Sequence[int]) -> Any:
         value = self._blanks.stand_in(medium, len(frames))
@@ -153,7 +153,7 @@ def _raise_if_text(text: Any) -> None:
         raise _AnswerFound(first)
 
 
-def _without_edges(text: str, before: str, after: str) -> str:
+def _text_between(text: str, before: str, after: str) -> str:
     if not (text.startswith(before) and text.endswith(after)):
         raise NotImplementedError(f"it writes something else than {before} and {after} around a placeholder")
     return text[len(before) : len(text) - len(after)]

@@ -47,7 +47,7 @@ class EngineError(ValueError):
 
 
 class TokenEngine:
-    """Makes the tokens of texts like a tokenizer of the package `tokenizers`, but faster."""
+    """Makes the tokens of texts like a tokenizer of the package `tokenizers`, but faster; None for uncertain texts."""
 
     def __init__(self, tokenizer: Tokenizer, engine: str = "auto"):
         """Read the tokenizer's settings and choose an engine.
