@@ -125,7 +125,7 @@ class Figures:
 
     @property
     def ledger_counts(self) -> dict[str, int]:
-        """Return the number of ledger entries by reason: the skipped samples and, with a plan, those that are cut off."""
+        """Return the number of ledger entries by reason: skipped samples and, with a plan, those that are cut off."""
         num_cut_off = self.report.samples_cut_off if self.report else 0
         return {**self.skipped_by_reason, **({Reason.CUT_OFF.value: num_cut_off} if num_cut_off else {})}
 

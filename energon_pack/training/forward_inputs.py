@@ -136,7 +136,6 @@ def _check_branches_kept_apart(
     inputs: Mapping[str, Any], attention: str | None, row: Tensor, forks: Sequence[Sequence[int]]
 ) -> None:
     """Check that the first token of each branch does not see the token before it, which is of another branch."""
-    mask = inputs["attention_mask"]
     if mask_kind_of(inputs) == "tree_plan":
         if attention != TREE_ATTENTION:
             raise MixingError(f"a tree_plan, and attention is {attention}, which does not read it: model_inputs(model)")
@@ -144,7 +143,7 @@ def _check_branches_kept_apart(
         if any(number * row.shape[1] + place not in begins for number, place in forks):
             raise MixingError("position_ids jump where no segment of the tree_plan begins")
         return
-    masks = mask if isinstance(mask, dict) else {"prefix4d": mask}
+    masks = mask if isinstance(mask := inputs["attention_mask"], dict) else {"prefix4d": mask}
     if attention and "flash" in attention:
         raise MixingError(f"{attention} takes no masks, and this batch of trees has some: use_tree_attention(model)")
     _check_additive_masks(masks, row)
@@ -164,9 +163,7 @@ def text_positions(inputs: Mapping[str, Any], positions: Tensor) -> Tensor:
     """Return the positions [B, S] that restart with each member: `positions` [B, S], or the first of [4, B, S]."""
     shape = tokens_of(inputs).shape[:2]
     if positions.dim() == 3 and positions.shape[0] == 3:
-        raise MixingError(
-            "position_ids [3, B, S] have no text row: the model needs [4, B, S] to see where members begin"
-        )
+        raise MixingError("position_ids [3, B, S] have no text row: a model needs [4, B, S] to see where members begin")
     if tuple(positions.shape) not in (tuple(shape), (4, *shape)):
         raise MixingError(
             f"position_ids {list(positions.shape)} for tokens {list(shape)}: must be {list(shape)} or"
