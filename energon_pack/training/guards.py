@@ -195,7 +195,7 @@ def _model_to_guard(model: Any) -> Any:
     inner = unwrapped(model)
     if hasattr(model, "_orig_mod"):
         torch.compiler.reset()  # code that is compiled already runs no hooks
-    if not is_transformers_model(inner) and not hasattr(inner, "config"):
+    if not is_transformers_model(inner) and not hasattr(getattr(inner, "config", None), "get_text_config"):
         parts = inner.named_modules() if isinstance(inner, Module) else ()
         named = (f": its {name} is a {type(part).__name__}" for name, part in parts if is_transformers_model(part))
         within = next(named, "")
