@@ -46,7 +46,7 @@ def order_packs(
         relative: write the datasets' paths relative to `out`.
     """
     _refuse_incompatible(entries)
-    parts = _as_ordered_datasets(entries, out if relative else None)
+    parts = _datasets_of_order(entries, out if relative else None)
     items, sizes, entry_of = read_train_members(parts)
     packs, cost = packs_of_sizes(sizes), CostModel.from_json(entries[0].manifest["cost"])
     trained = packs.per_pack(items.num_supervised)
@@ -79,7 +79,7 @@ def _refuse_incompatible(entries: list[BlendEntry]) -> None:
         raise PackError(f"{nested} is an order itself: name the datasets that it is of")
 
 
-def _as_ordered_datasets(entries: list[BlendEntry], start: str | None) -> list[DatasetOfOrder]:
+def _datasets_of_order(entries: list[BlendEntry], start: str | None) -> list[DatasetOfOrder]:
     """Return the datasets with distinct names (the folder's name, numbered if two are equal) and their paths.
 
     `start`: the folder that paths are relative to; None: absolute paths.

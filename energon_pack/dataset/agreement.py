@@ -22,7 +22,7 @@ from energon_pack.errors import PackError, one_line
 from energon_pack.run.plain_data import parse_json
 from energon_pack.run.user_cache import version_of
 from energon_pack.samples.input_rules import InputRules
-from energon_pack.samples.media.kinds import AUDIO
+from energon_pack.samples.media.kinds import AUDIO, KINDS
 from energon_pack.templates.full_processor import full_processor, image_processor_alone, refuse_old_transformers
 from energon_pack.templates.pixels import (
     different_inputs,
@@ -104,6 +104,9 @@ def _difference_of_datasets(first: KeptInputs, other: KeptInputs) -> Difference 
             first, other.rules.pixels, settings, other.rules_with_own_processor.folder
         ):
             return difference
+    for kind, name in first.rules.classes.items():
+        if kind in first.rules.media_tokens and (another := other.rules.classes.get(kind, name)) != name:
+            return f"the class that prepares {KINDS[kind].nouns}", name, another
     if name := different_kept(first.rules.made, other.rules.made):
         one, another = (f"made by transformers {kept.rules.transformers}" for kept in (first, other))
         return name, one, another
@@ -129,8 +132,8 @@ def refuse_other_processor(dataset: str | Path, rules: InputRules) -> None:
 def refuse_other_media_inputs(dataset: str | Path, rules: InputRules) -> None:
     """Raise PackError if a processor makes other inputs of made-up media than a dataset kept; once a process."""
     refuse_old_transformers()
-    key = f"{rules.folder} {sorted(rules.kwargs.items())} {rules.made}"
-    if not rules.made or key in _compared:
+    key = f"{rules.folder} {sorted(rules.kwargs.items())} {rules.made} {rules.classes}"
+    if not (rules.made or rules.classes) or key in _compared:
         return
     versions = f"{version_of('transformers')}, and {dataset} was packed with {rules.transformers}"
     cure = f"train with transformers=={rules.transformers} and the processor of the packing, or pack again"

@@ -142,7 +142,7 @@ class DatasetInStore(DatasetInFolder):
     """
 
     is_stored = True
-    _note: RunNote  # the last note that this run wrote; set by `begin`
+    _note: RunNote  # the last note that this run wrote; set by `begin_writing`
 
     def __init__(self, address: str, final: Path):
         super().__init__(final)

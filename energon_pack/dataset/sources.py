@@ -57,8 +57,8 @@ class Sources:
         except Skip as skip:  # it could be read when it was measured
             raise self.changed_error(row) from skip
 
-    def with_media_headers(self, row: PlanRow, sample: ReadSample) -> ReadSample:
-        """Return a sample that `read` returned, with the headers of its media, which tokenizing needs."""
+    def with_headers(self, row: PlanRow, sample: ReadSample) -> ReadSample:
+        """Return a sample that `read_without_media` returned, with the headers of its media, which tokenizing needs."""
         try:
             return with_headers(self._reader, self._shards[row.shard], sample)
         except Skip as skip:  # it could be read when it was measured
@@ -154,7 +154,7 @@ def tokens_of(
     """
     tokens = [its and its.tokens for its in kept]
     missing = [number for number, its in enumerate(kept) if its is None]
-    read = {number: sources.with_media_headers(members[number][0], samples[number]) for number in missing}
+    read = {number: sources.with_headers(members[number][0], samples[number]) for number in missing}
     as_seen = {number: Sample(its.timed_messages, its.media, its.tools, its.options) for number, its in read.items()}
     with suppress(Skip):  # each alone, to name the one
         for number, its in zip(missing, _tokenize(template_folder, [*as_seen.values()], engine), strict=True):

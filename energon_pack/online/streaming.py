@@ -20,7 +20,7 @@ from energon_pack.online.stream_packs import Draws, OnlinePacks, StreamCounters
 from energon_pack.online.stream_setup import StreamSource, prepare_stream
 from energon_pack.plan.pool import Pool, WaitingSample, waiting_samples
 from energon_pack.plan.sample_measures import SampleMeasurer
-from energon_pack.steps.position import Position, numbers_taken_by_ranks, parsing_state
+from energon_pack.steps.position import Position, numbers_taken_together, parsing_state
 from energon_pack.steps.topology import ranks_here
 from energon_pack.trainers.pack_datasets import PackDatasetBase, import_numbered_rows
 from energon_pack.training.encoded import Pack
@@ -182,7 +182,7 @@ class StreamingPackedDataset(PackDatasetBase, IterableDataset[Pack]):
                 number = places.index((here.ranks, here.rank))
                 positions, lane = of_lanes[number], self._states_to_resume[number]
             else:
-                taken = [numbers_taken_by_ranks(of_dataset, "worker") for of_dataset in zip(*of_lanes, strict=True)]
+                taken = [numbers_taken_together(of_dataset, "worker") for of_dataset in zip(*of_lanes, strict=True)]
                 positions = [replace(here, before=before) for before in taken]
                 waiting = waiting_samples(lane["pool"] for lane in self._states_to_resume)[here.rank :: here.ranks]
         draws = Draws(

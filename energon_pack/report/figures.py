@@ -102,7 +102,7 @@ class Figures:
     source: Source
     length_trials: LengthTrials
     origins: list[Origin]
-    overlong_loss: OverlongFacts | None = None  # this and the next two are None where nothing was planned
+    overlong_facts: OverlongFacts | None = None  # this and the next two are None where nothing was planned
     report: Report | None = None
     #: shapes of batches of one pack in an epoch: as long as it is, and in multiples of PAD_WIDTH
     batch_shapes: tuple[int, int] | None = None
@@ -254,7 +254,7 @@ def planned_figures(lengths: Lengths, plan: PackPlan, report: Report, packing: P
     )
     tokens, members = plan.per_pack(lengths.items.lens), np.diff(plan.starts)
     return {
-        "overlong_loss": loss,
+        "overlong_facts": loss,
         "origins": origins_of(lengths, plan),
         "report": report,
         "batch_shapes": (

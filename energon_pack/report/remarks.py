@@ -62,7 +62,7 @@ def few_large_media(figures: Figures) -> Iterator[Remark]:
 
 def overlong_samples(figures: Figures) -> Iterator[Remark]:
     """Yield a remark on samples that are longer than a pack; if the user chose to drop them, it is not an error."""
-    loss, tokens, (num, dropped) = figures.overlong_loss, figures.source.tokens, figures.overlong_counts
+    loss, tokens, (num, dropped) = figures.overlong_facts, figures.source.tokens, figures.overlong_counts
     if not (loss and num and dropped > MOST_DROPPED * tokens):
         return
     best = recommend_length(figures.length_trials.choices)
@@ -86,7 +86,7 @@ def overlong_samples(figures: Figures) -> Iterator[Remark]:
 
 def cut_off_tokens(figures: Figures) -> Iterator[Remark]:
     """Yield a remark on the tokens of cut samples that are in none of their parts."""
-    report, loss = figures.report, figures.overlong_loss
+    report, loss = figures.report, figures.overlong_facts
     if report and loss and report.samples_cut_off:
         tokens = report.tokens_left_out_by_reason[Reason.CUT_OFF.value]
         yield Remark(

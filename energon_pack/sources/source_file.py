@@ -35,7 +35,7 @@ class SourceFile:
     #: the `source.format` that finds such files
     format: ClassVar[Format]
 
-    name: str  # as `shard_names` returns it, with forward slashes
+    name: str  # as `name_files_for_ids` returns it, with forward slashes
     path: str
     size: int
     version: str

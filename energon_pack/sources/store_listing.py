@@ -58,7 +58,7 @@ def walk(folder: str, pattern: re.Pattern[str]) -> list[str]:
 
 
 def list_folder(folder: str, below: Collection[str]) -> dict[str, Found | None]:
-    """List a folder on a store as `storage.files_in`; an object that only stands for a subfolder is left out."""
+    """List a folder on a store as `storage.list_folder`; an object that only stands for a subfolder is left out."""
     objects = {address[len(folder) + 1 :]: states for address, states in stores.list_recursively(folder).items()}
     around = {name: [above.as_posix() for above in PurePosixPath(name).parents][:-1] for name in objects}
     folders = set(chain.from_iterable(around.values()))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, fields, replace
 from typing import Any
 
-from energon_pack.steps.position import Position, State, numbers_taken_by_ranks, parsing_state, positions_of_states
+from energon_pack.steps.position import Position, State, numbers_taken_together, parsing_state, positions_of_states
 
 #: items of a batch that the journal reads
 _BATCH_KEYS = ("__key__", "positions", "sample_ids", "num_tokens", "num_trained")
@@ -112,7 +112,7 @@ def position_to_resume(states: Sequence[State], here: Position, num: int) -> Pos
     positions = positions_of_states(states, here, _METHOD)
     if _is_state_of_rank(states, here.ranks, here.rank):
         return positions[0]
-    taken = numbers_taken_by_ranks(positions)
+    taken = numbers_taken_together(positions)
     is_end = taken.first % num == 0 and not taken.above  # an epoch's last row may not be whole
     with parsing_state(_METHOD):
         batches = {int(state["rank"]): int(state["batches"]) for state in states}

@@ -1,6 +1,6 @@
 """How a stream is dealt to ranks, and where each rank is in it: what is taken, what comes next, where others go on.
 
-    Position of a rank ─after─► a later Position ─numbers_taken_by_ranks, all ranks'─► Taken ─► Position of others …
+    Position of a rank ─after─► a later Position ─numbers_taken_together, all ranks'─► Taken ─► Position of others …
 
 A stream is endless: packs on disk, packs planned while loading, batches of like lengths, or draws from a dataset.
 Rank r's t-th turn is number t · ranks + r of those left, so that in each turn all ranks together take a row of
@@ -113,7 +113,7 @@ class Position:
         return cls(**{**values, "topology": Topology(**topology), "before": before, "turns": turns})
 
 
-def numbers_taken_by_ranks(positions: Sequence[Position], reader: str = "rank") -> Taken:
+def numbers_taken_together(positions: Sequence[Position], reader: str = "rank") -> Taken:
     """Return the stream numbers that all ranks together have taken, from one position of each rank.
 
     Raises:

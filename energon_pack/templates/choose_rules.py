@@ -4,6 +4,7 @@ rules of its family ─► shapes (the processor's own call, without pixels) ─
 """
 
 import inspect
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from energon_pack.templates.full_processor import (
 from energon_pack.templates.identity import HEARD_VIDEOS, MIXED_MEDIA, UNEVEN_VIDEOS
 from energon_pack.templates.models import model_name_of
 from energon_pack.templates.processor_part import processor_part
-from energon_pack.templates.settings import TemplateSettings
+from energon_pack.templates.settings import ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template
 from energon_pack.templates.trial import Trial, TrialOutcome, sample_kinds_of
 
@@ -159,7 +160,7 @@ def choose_template(settings: TemplateSettings, folder: Path) -> tuple[Template,
             return template, TemplateChoice(name, note=f"not compared with the full processor: {one_line(error, 160)}")
         full = full_processor(template.spec.processor)
         if not candidates[1:]:
-            refuse_unread_pixel_limits(template.spec.processor, where)
+            refuse_unread_pixel_limits(template.spec.processor, settings.model, where)
         kinds = candidates[0].outcomes.keys() - {"text"}
         if name == AUTO:
             kinds = sample_kinds_of(kind for kind in KINDS if processor_part(full, kind) is not None)
@@ -242,26 +243,32 @@ def refuse_other_class(expected: str | None, folder: Path, where: str) -> None:
         )
 
 
-def refuse_unread_pixel_limits(processor: ProcessorSettings, where: str) -> None:
-    """Raise PackError if a processor's parts for media are the same with another pixel limit than the one given.
+def refuse_unread_pixel_limits(processor: ProcessorSettings, model: ModelConfig, where: str) -> None:
+    """Raise PackError if a pixel limit was given that no part for images or videos has.
 
-    `from_pretrained` drops an argument that the processor's class does not have, and says nothing.
+    `from_pretrained` drops an argument that its class does not have, and says nothing: with another value all parts are
+    the same.
     """
     for name in _PIXEL_LIMITS:
         if (value := processor.kwargs.get(name)) is None:
             continue
-        other = replace(processor, kwargs={**processor.kwargs, name: 2 if value == 1 else 1})
-        if _media_settings(processor) == _media_settings(other):
+        try:
+            other = _settings_of_parts(replace(processor, kwargs={**processor.kwargs, name: 2 if value == 1 else 1}))
+        except Exception:  # the class, any of any processor, reads it and refuses this value
+            continue
+        if other == _settings_of_parts(processor):
+            setting = name if getattr(model, name) is not None else f"processor_kwargs.{name}"
             remedy = "media=resize_max_pixels media.max_pixels=N shrinks images before it sees them"
             raise PackError(
-                f"model.{name}={value}: {where} is a {type(full_processor(processor)).__name__}, which has no such"
+                f"model.{setting}={value}: {where} is a {type(full_processor(processor)).__name__}, which has no such"
                 f" setting{f': {remedy}' if name == 'max_pixels' else ', and would go on without it: take it out'}"
             )
 
 
-def _media_settings(processor: ProcessorSettings) -> list[dict[str, Any]]:
+def _settings_of_parts(processor: ProcessorSettings) -> list[str]:
     full = full_processor(processor)
-    return [part.to_dict() for kind in KINDS if (part := processor_part(full, kind)) is not None]
+    parts = [processor_part(full, medium.kind) for medium in (IMAGE, VIDEO)]
+    return [json.dumps(part.to_dict(), sort_keys=True, default=str) for part in parts if part is not None]
 
 
 def refuse_unpackable(folder: Path, where: str) -> None:

@@ -19,7 +19,7 @@ def full_processor_ids(processor: Any, template: Template, sample: Sample, media
 
     Args:
         processor: a processor, or a tokenizer, which takes no media.
-        media: the media arguments of its call, such as `images`: see `samples.media.prepared.media_inputs`.
+        media: the media arguments of its call, such as `images`: see `samples.media.prepared.processor_arguments`.
     """
     spec, tokenizer = template.spec, getattr(processor, "tokenizer", processor)
     adds = {"add_special_tokens": spec.add_special_tokens}

@@ -13,7 +13,7 @@ from torch.utils.data import Sampler
 from energon_pack.plan.even_steps import order_for_steps
 from energon_pack.run.lru_cache import LruCache
 from energon_pack.run.seeded_random import Ints, epoch_seed
-from energon_pack.steps.position import Position, State, Stream, Taken, numbers_taken_by_ranks, positions_of_states
+from energon_pack.steps.position import Position, State, Stream, Taken, numbers_taken_together, positions_of_states
 from energon_pack.steps.topology import Topology, ranks_here, reading_order, topology_of
 from energon_pack.trainers.length_groups import LengthGroups, group_by_length
 
@@ -108,7 +108,7 @@ class _Dealer(Sampler[Item]):
             if any(replace(other, rank=here.rank) != position for other in of_ranks):
                 raise ValueError("states of several steps: give those of one checkpoint")
             if (position.ranks, position.topology.micro_batches) != (here.ranks, here.topology.micro_batches):
-                taken = numbers_taken_by_ranks([replace(position, rank=rank) for rank in range(position.ranks)])
+                taken = numbers_taken_together([replace(position, rank=rank) for rank in range(position.ranks)])
                 position = replace(position, ranks=here.ranks, before=taken, turns=Taken())
         self._begin_at(position)
         self._is_at_end = not self._num_left(position)

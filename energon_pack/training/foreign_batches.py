@@ -20,7 +20,7 @@ _MASKED_SCORE = -1e4
 
 
 def foreign_batch_handling(model: Any, trials_of: list[Trials]) -> BatchHandling:
-    """Return the door of batches of any collator; `trials_of` holds the trials as soon as they are made."""
+    """Return how batches of any collator are handled; `trials_of` holds the trials as soon as they are made."""
 
     def remedy(inputs: Mapping[str, Any]) -> str:
         attention = attention_of(model)

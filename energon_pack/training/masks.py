@@ -83,7 +83,7 @@ class Outline:
     proven_mask: str | None
     sliding_window: int | None
     attention_chunk_size: int | None
-    image_mask: ImageAttention
+    image_attention: ImageAttention
     dtype: torch.dtype
     device: torch.device
     #: the precomputed inputs for its vision tower; None: it has none
@@ -106,7 +106,7 @@ def outline_of(model: Any) -> Outline:
         proven_mask=PROVEN_MASKS.get(model),
         sliding_window=getattr(text, "sliding_window", None),
         attention_chunk_size=getattr(text, "attention_chunk_size", None),
-        image_mask=image_attention_of(model),
+        image_attention=image_attention_of(model),
         dtype=model.dtype,
         device=model.device,
         tower=PROVEN_TOWERS.get(model),
@@ -163,7 +163,7 @@ class TreeTensors(NamedTuple):
 
 def tree_masks(rows: TreeTensors, outline: Outline) -> dict[str, Tensor]:
     """Return masks as `pack_masks` does, for trees; windows and chunks count tokens within a sample."""
-    block = _is_same_image(rows.types, member_starts(rows.doc_ids))
+    block = _is_same_image(rows.types, follows_other_member(rows.doc_ids))
     return _masks_by_layer_kind(tree_causal(rows.tree_end), block, rows.tree_index, outline)
 
 
@@ -175,7 +175,7 @@ def tree_causal(tree_end: Tensor) -> Tensor:
 
 def _masks_by_layer_kind(causal: Tensor, block: Tensor, index: Tensor, outline: Outline) -> dict[str, Tensor]:
     """Return a mask for each kind of layer, from bool [B, S, S] (is it before, is it in the same image) and places."""
-    attention = outline.image_mask
+    attention = outline.image_attention
     image = block if attention is not ImageAttention.CAUSAL else torch.zeros_like(block)
     seen = causal if attention is ImageAttention.ONLY_IN_WINDOWS else causal | image
     masks = {"full_attention": seen}
@@ -212,6 +212,6 @@ def _is_same_image(types: Tensor, cuts: Tensor | None = None) -> Tensor:
     return (block[:, :, None] == block[:, None, :]) & (block > 0)[:, :, None]
 
 
-def member_starts(doc_ids: Tensor) -> Tensor:
+def follows_other_member(doc_ids: Tensor) -> Tensor:
     """Return bool [B, S]: whether a token belongs to another member than the token before it."""
     return torch.nn.functional.pad(doc_ids.diff(dim=1) != 0, (1, 0))

@@ -41,7 +41,7 @@ class ProcessorCalls:
     """
 
     def __init__(self, rules: InputRules, token_outputs: Collection[str] = (), images: bytes = b""):
-        self._rules, self._pickled_images = rules, images
+        self._rules, self._pickled_image_processor = rules, images
         self.token_outputs = {*token_outputs}
 
     def __call__(self, members: Sequence[PreparedMedia], as_rows: bool = False) -> dict[str, Tensor]:
@@ -131,9 +131,9 @@ class ProcessorCalls:
     @cached_property
     def _image_processor(self) -> Any:
         """The image processor."""
-        if self._pickled_images:
+        if self._pickled_image_processor:
             with quiet_transformers(), suppress(Exception):  # the whole processor has it, too
-                return pickle.loads(self._pickled_images)
+                return pickle.loads(self._pickled_image_processor)
         processor, alone = self._processors
         return alone or processor.image_processor
 

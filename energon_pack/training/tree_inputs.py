@@ -15,8 +15,8 @@ from energon_pack.training.masks import (
     ImageAttention,
     Outline,
     TreeTensors,
+    follows_other_member,
     image_attention_of,
-    member_starts,
     outline_of,
     reads_prefix_whole,
     tree_masks,
@@ -114,7 +114,7 @@ def _by_layer_kind(model: Any, mask: Callable[[str], Any]) -> Any:
 
 def _additive_masks(batch: Mapping[str, Any], outline: Outline) -> dict[str, Tensor]:
     """Return additive masks by kind of layer, on the model's device."""
-    if outline.image_mask is not ImageAttention.CAUSAL:
+    if outline.image_attention is not ImageAttention.CAUSAL:
         _refuse_cut_images(batch)
     names = ("tree_end", "tree_index", "doc_ids", "mm_token_type_ids")
     return tree_masks(TreeTensors(*(batch[name].to(outline.device) for name in names)), outline)
@@ -123,7 +123,7 @@ def _additive_masks(batch: Mapping[str, Any], outline: Outline) -> dict[str, Ten
 def _refuse_cut_images(batch: Mapping[str, Any]) -> None:
     """Raise MixingError if a branch begins with an image's tokens right behind another image's, seen as one image."""
     is_image, index = batch["mm_token_type_ids"] > 0, batch["tree_index"]
-    for row, place in (member_starts(batch["doc_ids"]) & (index > 0) & is_image).nonzero().tolist():
+    for row, place in (follows_other_member(batch["doc_ids"]) & (index > 0) & is_image).nonzero().tolist():
         before = (index[row, :place] == index[row, place] - 1) & (batch["tree_end"][row, :place] > place)
         if bool((is_image[row, :place] & before).any()):
             raise MixingError(f"a branch begins inside a run of image tokens, at token {place} of row {row}")

@@ -76,9 +76,9 @@ class BatchHandling:
 class Trials:
     """Tries one guarded model with members of its batches, and keeps the results."""
 
-    def __init__(self, model: Any, door: BatchHandling):
+    def __init__(self, model: Any, handling: BatchHandling):
         """Remember the model; nothing is run yet."""
-        self._model, self._door = model, door
+        self._model, self._handling = model, handling
         self._is_sharded = self._is_warned_of_memory = False
         self._situations: dict[Hashable, Situation] = {}
         self._number, self._untried_steps = 0, set[int]()
@@ -115,20 +115,20 @@ class Trials:
         if not self._number:
             self._is_sharded = is_sharded(self._model)
         self._number += 1
-        members = self._read_members(inputs) if self._door.reads_each else None
-        key, kept = situation_key(self._model, part, inputs, self._door.mask_of(inputs, members))
+        members = self._read_members(inputs) if self._handling.reads_each else None
+        key, kept = situation_key(self._model, part, inputs, self._handling.mask_of(inputs, members))
         situation = self._situations.setdefault(key, Situation(kept))
         age = situation.count(tokens_of(inputs).shape[:2], runs=not self.tries_all)
         if not self._on_any_rank(self.tries_all or situation.may_try):
             return None
         members = self._read_members(inputs) if members is None else members
         sizes = sizes_of(self._model, inputs, members) | {age}
-        extent = TrialScope(MOST) if self.tries_all else situation.trial_scope(not sizes <= situation.sizes)
+        scope = TrialScope(MOST) if self.tries_all else situation.trial_scope(not sizes <= situation.sizes)
         has_others = len({one.row for one in members}) < len(members)
-        most, follows, words = (self._most_on_ranks(one if has_others or self.tries_all else 0) for one in extent)
-        extent = TrialScope(most, bool(follows), bool(words))
-        if self.tries_all or (extent.num_members and self._on_any_rank(has_others)):
-            return self._run_trial(part, inputs, members, situation, sizes, extent)
+        most, follows, words = (self._most_on_ranks(one if has_others or self.tries_all else 0) for one in scope)
+        scope = TrialScope(most, bool(follows), bool(words))
+        if self.tries_all or (scope.num_members and self._on_any_rank(has_others)):
+            return self._run_trial(part, inputs, members, situation, sizes, scope)
         return None
 
     def _read_members(self, inputs: Mapping[str, Any]) -> list[MemberPlaces]:
@@ -143,7 +143,7 @@ class Trials:
         members: Sequence[MemberPlaces],
         situation: Situation,
         sizes: set[tuple[str, Any]],
-        extent: TrialScope,
+        scope: TrialScope,
     ) -> TrialSteps:
         start, name, inputs = time.perf_counter(), class_of(self._model).__name__, detached_inputs(inputs)
         from energon_pack.training.logit_memory import warn_of_shortage  # late: only a trial needs it
@@ -151,14 +151,14 @@ class Trials:
         self._is_warned_of_memory = self._is_warned_of_memory or warn_of_shortage(name, part, inputs)
         types = token_types(inputs, self._model.config)
         tower = PROVEN_TOWERS.get(self._model)
-        shares = media_shares(inputs, members, types, self.sizes, self._door.joins, tower.names if tower else ())
+        shares = media_shares(inputs, members, types, self.sizes, self._handling.joins, tower.names if tower else ())
         batch = TriedBatch(self._model.config, part, inputs, members, shares, types, Random(self._number))
         if shares.open_names:
             self._say_once(
                 f"{name}: nothing tells whose rows of {', '.join(sorted(shares.open_names))} are, so members"
                 " with media are not compared with themselves alone (members= of guard(…, batches=…) tells)"
             )
-        edits = batch.other_inputs() if extent.replaces_words else None
+        edits = batch.other_inputs() if scope.replaces_words else None
         place, compared = None, None
         try:
             with restored(part) as begin, fsdp_forward_suspended(part) as call, restored_inputs(inputs):
@@ -167,7 +167,7 @@ class Trials:
                 if self._on_any_rank(edits is not None):
                     change = yield from run_change(pending, edits)
                 if not self._on_any_rank(not batch.comparable_members):
-                    compared = self._compare(pending, batch, extent)
+                    compared = self._compare(pending, batch, scope)
                 is_random = compared is not None and compared.is_random
                 seconds = round(time.perf_counter() - start, 3)
                 trial = ModelTrial(compared.finding if compared else None, change, is_random, seconds)
@@ -179,12 +179,12 @@ class Trials:
             why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             raise MixingError(
                 f"{name} can't be tried with {self.name}, so nothing shows that it keeps members apart: {why}"
-                f"{self._door.bypass_hint}"
+                f"{self._handling.bypass_hint}"
             ) from error
         self.trials.append(trial)
         if mixes:
             why = refusal_message(name, self.name, trial, place)
-            raise MixingError(f"{why}{self._door.remedy(inputs)}{self._door.bypass_hint}")
+            raise MixingError(f"{why}{self._handling.remedy(inputs)}{self._handling.bypass_hint}")
         if self._on_any_rank(not trial.is_conclusive):
             self._count_untried(name, trial)
         elif not self._on_any_rank(trial.is_empty):
@@ -193,10 +193,10 @@ class Trials:
             _log.info("%s keeps the members of %s apart: %s (%.2g s)", name, self.name, trial, trial.seconds)
         yield None
 
-    def _compare(self, pending: PendingForward, batch: TriedBatch, extent: TrialScope) -> MembersAlone:
+    def _compare(self, pending: PendingForward, batch: TriedBatch, scope: TrialScope) -> MembersAlone:
         """Compare members of a batch with their runs alone; on no rank with gradients if on one nothing is trained."""
         part, inputs = pending.part, pending.inputs
-        follows, most = torch.is_grad_enabled() and extent.compares_gradients, extent.num_members
+        follows, most = torch.is_grad_enabled() and scope.compares_gradients, scope.num_members
         follows = follows and not has_flat_parameters(self._model)  # FSDP1 would take a backward for the step's
         keeps_positions = inputs.get("input_ids") is None or (has_rope_rows(self._model) and removes_ids(pending))
         probe = batch.probe(most, keeps_positions, follows)
@@ -239,7 +239,7 @@ class Trials:
         self._untried_steps.add(0 if weight is None else weight._version)
         why = f"{name} is not shown to keep members apart: {trial.unproven_reason} in {self.name}"
         if len(self._untried_steps) >= _MAX_UNTRIED:
-            raise MixingError(f"{why}, nor in those of {_MAX_UNTRIED - 1} steps before it{self._door.bypass_hint}")
+            raise MixingError(f"{why}, nor in those of {_MAX_UNTRIED - 1} steps before it{self._handling.bypass_hint}")
         self._say_once(why)
 
     def _say_once(self, text: str) -> None:
@@ -261,7 +261,7 @@ class Trials:
 
 
 def pack_batch_handling(joins: "Mapping[str, Join]") -> BatchHandling:
-    """Return the door of batches of packs: their masks are made here, and their members lie where positions say."""
+    """Return how batches of packs are handled: their masks are made here, and their members lie where positions say."""
     advice = (
         "What was put into this model, hooked to it or patched has to keep members apart, as its class does: leave"
         " that out, or train on unpacked samples"

@@ -56,7 +56,7 @@ def compare_members(
             yield "source text", member.sample_id, [f"{why} {quote(member.shard)}"]
             continue
         try:
-            sample = sources.with_media_headers(member, sources.read_without_media(member, settings))
+            sample = sources.with_headers(member, sources.read_without_media(member, settings))
             content = conversation(sample, pack.flavor)
             parts = media_parts(sample, content)
         except (PackError, Skip, OSError, IndexError) as error:  # IndexError: it lacks the turn at which it is cut

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from energon_pack.online.stream_packs import Draw, Draws, permuted_number
 from energon_pack.plan.pool import Pool, WaitingSample, costs_of, fullest_pack
 from energon_pack.plan.settings import Overlong, PackingConfig
-from energon_pack.steps.position import Position, numbers_taken_by_ranks
+from energon_pack.steps.position import Position, numbers_taken_together
 
 
 def names(pack: Sequence[WaitingSample]) -> list[Any]:
@@ -238,7 +238,7 @@ def test_any_lanes_go_on_and_each_sample_is_drawn_once(sizes: list[int], worlds:
             draws = Draws(sizes, here, replacement=False)
             found += drawn(draws, 10_000 if number == len(worlds) else nums[4 * number + lane])
             ends.append(draws.positions)
-        begun = [replace(begun[0], before=numbers_taken_by_ranks(positions)) for positions in zip(*ends, strict=True)]
+        begun = [replace(begun[0], before=numbers_taken_together(positions)) for positions in zip(*ends, strict=True)]
     assert sorted(draw[:2] for draw in found) == [(of, i) for of, size in enumerate(sizes) for i in range(size)]
 
 

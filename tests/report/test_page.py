@@ -174,7 +174,7 @@ def test_the_largest_page_is_small() -> None:
 
 def test_what_is_not_there_is_not_shown() -> None:
     """A run without a plan, and one without measured samples."""
-    bare = figures({"token_len": None, "measured": 0}, report=None, batch_shapes=None, overlong_loss=None)
+    bare = figures({"token_len": None, "measured": 0}, report=None, batch_shapes=None, overlong_facts=None)
     about = PageFacts(plain(PackConfig(model=ModelConfig(name="x", template="x"))), "a", "b")
     assert "No sample was measured." in check_page(run_page(bare, about))
     assert "batches of one pack" not in check_page(run_page(FIGURES, about))

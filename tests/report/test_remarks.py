@@ -25,7 +25,7 @@ NONE = {
     "few of something": figures(  # nobody reads a list that is too long
         {"untrained": 1, "num_duplicates": 10, "images": ImagesAtTokenBounds(4, 16384, 1000, 300, 300)},
         report=overlong(1, 9000),
-        overlong_loss=OverlongFacts("image"),
+        overlong_facts=OverlongFacts("image"),
         origins=[Origin("a", 900, 0, 0, 9), Origin("b", 100, 40, 0, 1)],
     ),
     # four full ones and a third: no plan does better
@@ -61,15 +61,15 @@ CASES: dict[str, tuple[Figures, tuple[str, str]]] = {
         ("look", "80 of 100 samples (80%) of b are in no pack"),
     ),
     "overlong samples": (
-        figures(report=overlong(30, 150_000), overlong_loss=OverlongFacts("image")),
+        figures(report=overlong(30, 150_000), overlong_facts=OverlongFacts("image")),
         ("look", "150k tokens (15%) are dropped: 30 samples are longer than 8,192"),
     ),
     "mostly overlong samples": (
-        figures(report=overlong(300, 600_000), overlong_loss=OverlongFacts("video")),
+        figures(report=overlong(300, 600_000), overlong_facts=OverlongFacts("video")),
         ("wrong", "600k tokens (60%) are dropped: 300 samples are longer than 8,192"),
     ),
     "overlong samples that are dropped by name": (
-        figures(report=overlong(300, 600_000), overlong_loss=OverlongFacts("video", is_intended=True)),
+        figures(report=overlong(300, 600_000), overlong_facts=OverlongFacts("video", is_intended=True)),
         ("look", "600k tokens (60%) are dropped: 300 samples are longer than 8,192"),
     ),
     "a limit": (
@@ -94,7 +94,7 @@ CASES: dict[str, tuple[Figures, tuple[str, str]]] = {
         figures(
             report={"samples_cut_off": 1, "tokens": 1024, "tokens_left_out": 3072,
                     "tokens_left_out_by_reason": {"cut_off": 3072}},
-            overlong_loss=OverlongFacts("text", is_too_much=True),
+            overlong_facts=OverlongFacts("text", is_too_much=True),
         ),
         ("wrong", "3,072 tokens (75%) are cut off: 1 sample is packed without them"),
     ),
@@ -176,7 +176,7 @@ def test_what_is_wrong_comes_first() -> None:
 def test_a_length_that_would_do_is_named() -> None:
     longer = LengthTrials([Choice(8192, 30, 0.03, 0.15, 128, 0.95), Choice(32768, 0, 0.0, 0.0, 40, 0.96)], 1000, 1000)
     (remark,) = remarks(
-        figures(report=overlong(30, 150_000), overlong_loss=OverlongFacts("image"), length_trials=longer)
+        figures(report=overlong(30, 150_000), overlong_facts=OverlongFacts("image"), length_trials=longer)
     )
     assert remark.knob.startswith(
         "smaller images (model.max_pixels or media=resize_max_pixels), or packing.max_token_len=32768"

@@ -20,7 +20,7 @@ from energon_pack.errors import PackError
 from energon_pack.steps.cost import cost_model
 from energon_pack.steps.evenness import Spread, evenness_figures, spread_of
 from energon_pack.steps.journal import Consumed, Journal, position_to_resume
-from energon_pack.steps.position import Position, Stream, Taken, numbers_taken_by_ranks
+from energon_pack.steps.position import Position, Stream, Taken, numbers_taken_together
 from energon_pack.steps.topology import Topology, num_packs_by_worker, reading_order
 from support.packed import demo_config, packed
 
@@ -218,7 +218,7 @@ def test_two_ranks_of_two_workers_take_turns() -> None:
     assert (first.last, after.last) == (-1, 2)
     with pytest.raises(ValueError, match=r"pack 3 of the stream is rank 1's, not rank 0's of 2"):
         first.index_of(3)
-    assert numbers_taken_by_ranks([second.after(1, 1), after]) == Taken(4, [6])  # 1 and 3
+    assert numbers_taken_together([second.after(1, 1), after]) == Taken(4, [6])  # 1 and 3
     assert Position.from_dict(asdict(after)) == after
 
 
@@ -259,12 +259,12 @@ def test_states_that_do_not_belong_together() -> None:
     """Otherwise packs would be lost, or come twice, in silence."""
     positions = [position.after(2) for position in of_ranks(3)]
     with pytest.raises(ValueError, match=r"states of rank 0, 2, but 3 ranks have trained"):
-        numbers_taken_by_ranks([positions[0], positions[2]])
+        numbers_taken_together([positions[0], positions[2]])
     with pytest.raises(ValueError, match="rank 0, 0, 1"):
-        numbers_taken_by_ranks([positions[0], positions[0], positions[1]])
+        numbers_taken_together([positions[0], positions[0], positions[1]])
     for other in (replace(START, stream="11 packs"), replace(START, before=Taken(1))):
         with pytest.raises(ValueError, match="not of the same run"):
-            numbers_taken_by_ranks([*positions[:2], of_ranks(3, other)[2]])
+            numbers_taken_together([*positions[:2], of_ranks(3, other)[2]])
 
 
 worlds = st.lists(
@@ -292,7 +292,7 @@ def test_each_pack_is_read_once_an_epoch_whoever_goes_on(
                 seen += map(position.number_at, turns)
                 assert [position.index_of(position.number_at(turn)) for turn in turns] == turns
             ends.append(position.after(*read))
-        begun = replace(begun, before=numbers_taken_by_ranks(ends))
+        begun = replace(begun, before=numbers_taken_together(ends))
         assert len(set(seen)) == len(seen)
         top = max(seen, default=-1)
         left = [begun.number_at(index) for index in range(top + 2)]

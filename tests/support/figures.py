@@ -33,7 +33,7 @@ FIGURES = Figures(
     source=SOURCE,
     length_trials=LengthTrials(TRIES, 1000, 1000),
     origins=[Origin(".", 1000, 0, 0, 1_000_000)],
-    overlong_loss=OverlongFacts("text"),
+    overlong_facts=OverlongFacts("text"),
     report=REPORT,
 )
 

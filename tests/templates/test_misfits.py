@@ -203,7 +203,7 @@ def test_a_pixel_limit_that_counts_for_nothing_is_refused(
         seen = [[each.expand(size, []) for size in sizes] for each in rules]
     if seen[0] == seen[1]:
         assert f"model.{name}={limit}: " in refused(folder, **given[1])
-        assert "has no such setting" in refused(folder, processor_kwargs={name: limit})
+        assert f"model.processor_kwargs.{name}={limit}: " in refused(folder, processor_kwargs={name: limit})
     else:
         build_uncached_template(of_model("auto", folder, **given[1]))
 

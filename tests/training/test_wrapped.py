@@ -110,7 +110,7 @@ def test_what_is_no_whole_model_is_refused_in_words() -> None:
         guard(model.model)
     other = nn.Module()
     other.policy = model
-    other.config = object()  # as Megatron's GPTModel has one of another kind: it was an AttributeError
+    vars(other)["config"] = object()  # as Megatron's GPTModel has one of another kind: it was an AttributeError
     with pytest.raises(MixingError, match=r"a Module is no model of transformers.*: its policy is a LlamaForCausalLM"):
         guard(other)
 

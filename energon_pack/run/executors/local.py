@@ -39,20 +39,16 @@ Result = TypeVar("Result")
 
 _JOBS_PER_WORKER = 2  # one at work, one waiting
 _KILLED_MESSAGE = "a worker process was killed, most likely for memory: try a smaller executor.num_workers"
-_ENDED_MESSAGE = (
-    "a worker process ended by itself, and printed why: each worker runs the started script, too, so a script packs"
-    ' below `if __name__ == "__main__":`'
-)
+_ENDED_MESSAGE = "a worker process ended by itself, and printed why"
+_SCRIPT_ADVICE = ': each worker runs the started script, too, so a script packs below `if __name__ == "__main__":`'
 _WORKER_START_SECONDS = 0.3  # seconds that starting a worker takes, roughly
 _CHECK_SECONDS = 10.0  # how often workers without a result are checked
+_DEATH_SECONDS = 1.0  # a worker whose pipe broke needs a moment to have an exit code
 _END_SECONDS = 5.0  # given to workers to end by themselves, and then to the system to end them
 
 
-class WorkerKilled(PackError):
+class WorkerDied(PackError):
     """The process that did a job was killed, or ended."""
-
-    def __init__(self, message: str = _KILLED_MESSAGE) -> None:
-        super().__init__(message)
 
 
 class LocalExecutor:
@@ -147,10 +143,16 @@ class LocalExecutor:
         try:
             yield
         except BrokenProcessPool:
-            for process in self._context.started:
-                process.join(_END_SECONDS)  # the pool ends them all; one that still ends has no exit code
-            ended = any(process.exitcode == 1 for process in self._context.started)  # as after an error of Python
-            raise WorkerKilled(_ENDED_MESSAGE if ended else _KILLED_MESSAGE) from None
+            raise self._death() from None
+
+    def _death(self) -> WorkerDied:
+        """Return the error for workers of which one died."""
+        end = time.monotonic() + _DEATH_SECONDS
+        for process in self._context.started:
+            process.join(max(0.0, end - time.monotonic()))
+        if all(process.exitcode != 1 for process in self._context.started):  # 1 is that of an error of Python
+            return WorkerDied(_KILLED_MESSAGE)
+        return WorkerDied(_ENDED_MESSAGE + _SCRIPT_ADVICE * self._context.runs_script)
 
     def _check_workers(self, seconds: float) -> None:
         """Check whether the workers are at work.
@@ -159,10 +161,10 @@ class LocalExecutor:
             seconds: waited since the last check, without any result.
 
         Raises:
-            WorkerKilled: a worker was killed.
+            WorkerDied: a worker was killed, or ended.
         """
         if any(process.exitcode is not None for process in self._context.started):
-            raise WorkerKilled from None  # a killed worker may have sent half a result, and the rest never comes
+            raise self._death()  # a killed worker may have sent half a result, and the rest never comes
         if self._busy is None:  # checking costs more than most waits
             self._busy = IdleTime(partial(cpu_seconds_and_bytes, self._context))
         elif self._busy.seconds_without_work(seconds) > self._patience:

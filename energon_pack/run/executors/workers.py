@@ -78,7 +78,8 @@ class Context(SpawnContext):
     def __init__(self, runs_script: bool = True) -> None:
         super().__init__()
         script = getattr(sys.modules["__main__"], "__file__", None)
-        self._worker = _Worker if runs_script and (script is None or os.path.exists(script)) else _ScriptlessWorker
+        self.runs_script = runs_script and (script is None or os.path.exists(script))
+        self._worker = _Worker if self.runs_script else _ScriptlessWorker
         self._made: list[_Worker] = []
 
     def Process(self, *args: Any, **kwargs: Any) -> _Worker:  # type: ignore[override]

@@ -48,7 +48,7 @@ class LastAnswerEnd:
         return "" if self.has_end else self.next_token
 
 
-class LastAnswerEnds:
+class TextAndCallEnds:
     """Last answers by one chat template: those that only say something, and those that call tools."""
 
     def __init__(self, render: Callable[..., str], special: SpecialTokens):

@@ -49,7 +49,7 @@ def guarded_template(source: str, today: str) -> jinja2.Template | None:
     """Compile a chat template that raises LooksAtText if it does more with a text than copy it; None: impossible."""
     jinja = environment(today)
     jinja.filters.update(
-        {_filter_name(guard): guard for guard in (_guard_textless, _guard_is_no_text, _guard_written, _guard_keys)}
+        {_filter_name(guard): guard for guard in (_guard_textless, _guard_non_text, _guard_written, _guard_keys)}
     )
     tree = jinja.parse(source)
     try:
@@ -89,7 +89,7 @@ def _guard_textless(value: Any) -> Any:
     return _refuse_if(_holds_text(value), value)
 
 
-def _guard_is_no_text(value: Any) -> Any:
+def _guard_non_text(value: Any) -> Any:
     """Guard a value that must not be a text itself; texts inside a list or an object are allowed."""
     return _refuse_if(_is_text(value), value)
 
@@ -111,13 +111,13 @@ def _guard_keys(value: Any) -> Any:
 _GUARD_OF_OPERAND: dict[type[nodes.Node], dict[str, Callable[[Any], Any]]] = {
     nodes.Output: {"nodes": _guard_written},
     nodes.Concat: {"nodes": _guard_written},
-    nodes.If: {"test": _guard_is_no_text},
-    nodes.CondExpr: {"test": _guard_is_no_text},
-    nodes.Not: {"node": _guard_is_no_text},
-    nodes.And: {"left": _guard_is_no_text},
-    nodes.Or: {"left": _guard_is_no_text},
-    nodes.Getattr: {"node": _guard_is_no_text},
-    nodes.Getitem: {"node": _guard_is_no_text, "arg": _guard_textless},
+    nodes.If: {"test": _guard_non_text},
+    nodes.CondExpr: {"test": _guard_non_text},
+    nodes.Not: {"node": _guard_non_text},
+    nodes.And: {"left": _guard_non_text},
+    nodes.Or: {"left": _guard_non_text},
+    nodes.Getattr: {"node": _guard_non_text},
+    nodes.Getitem: {"node": _guard_non_text, "arg": _guard_textless},
     nodes.Slice: dict.fromkeys(("start", "stop", "step"), _guard_textless),
     nodes.Pair: {"key": _guard_textless},
     **dict.fromkeys(
@@ -148,15 +148,15 @@ class _GuardInserter(NodeTransformer):
         if node.recursive:  # `loop(…)` loops over its argument
             raise LooksAtText
         self.generic_visit(node)
-        node.iter = _guard(node.iter, _guard_textless if _unpacks(node.target) else _guard_is_no_text)
+        node.iter = _guard(node.iter, _guard_textless if _unpacks(node.target) else _guard_non_text)
         if node.test is not None:
-            node.test = _guard(node.test, _guard_is_no_text)
+            node.test = _guard(node.test, _guard_non_text)
         return node
 
     def visit_Assign(self, node: Any) -> Any:
         self.generic_visit(node)
         if _unpacks(node.target):
-            node.node = _guard(node.node, _guard_is_no_text)
+            node.node = _guard(node.node, _guard_non_text)
         return node
 
     def visit_Compare(self, node: Any) -> Any:
@@ -179,11 +179,11 @@ class _GuardInserter(NodeTransformer):
             raise LooksAtText
         self.generic_visit(node)
         if node.name in _LIST_FILTERS and not (node.args or node.kwargs):
-            node.node = _guard(node.node, _guard_is_no_text)
+            node.node = _guard(node.node, _guard_non_text)
             return node
         first = node.args[0].value if node.args and isinstance(node.args[0], nodes.Const) else None
         if node.name in ("selectattr", "rejectattr") and first in _NON_TEXT_ATTRIBUTES and not node.kwargs:  # LLaVA's
-            node.node = _guard(node.node, _guard_is_no_text)  # else it goes through the characters of a text
+            node.node = _guard(node.node, _guard_non_text)  # else it goes through the characters of a text
             node.args = [_guard(item, _guard_textless) for item in node.args]
             return node
         return _guard_operands(node)

@@ -14,7 +14,7 @@ from energon_pack.samples.sample import REASONING_KEYS, Message
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.weights import PartWeights
 from energon_pack.templates.chat.dropped_words import NOTHING_DROPPED, Dropped, WordCheck
-from energon_pack.templates.chat.final_end import LastAnswerEnds, add_end, ends_with_token
+from energon_pack.templates.chat.final_end import TextAndCallEnds, add_end, ends_with_token
 from energon_pack.templates.chat.guarded_template import LooksAtText
 from energon_pack.templates.chat.jinja import has_generation_blocks
 from energon_pack.templates.chat.labels import (
@@ -177,9 +177,9 @@ class ChatTemplate:
         return not self.after_answers or bool(self._special.first(self.after_answers[0]))
 
     @cached_property
-    def last_answer_ends(self) -> LastAnswerEnds:
+    def last_answer_ends(self) -> TextAndCallEnds:
         """What the template writes behind the last answer of a conversation."""
-        return LastAnswerEnds(self.render, self._special)
+        return TextAndCallEnds(self.render, self._special)
 
     @cached_property
     def after_answers(self) -> list[str]:

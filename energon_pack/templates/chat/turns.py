@@ -166,7 +166,7 @@ class PrefixRendering:
         return text.index(token, end) + len(token) if token else end
 
     def known_agreement(self, pattern: TurnPattern) -> tuple[bool, bool | None]:
-        """Return whether a turn of this pattern was compared before, and the result of `compare`; None: unknown."""
+        """Return whether a turn of this pattern was compared, and the result of `check_agreement`; None: unknown."""
         return pattern in self._agrees, self._agrees.get(pattern)
 
     def check_agreement(
