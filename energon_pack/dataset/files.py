@@ -65,7 +65,7 @@ class PlanRow(MeasuredRow):
 
     @property
     def sample_id(self) -> str:
-        """Return `sample_name`, plus `#1of3` for the first of three parts, `+chosen` or `+rejected` for a side of a pair.
+        """Return `sample_name`, plus `#1of3` for the first of three parts, `+chosen` or `+rejected` for a side.
 
         If the name of a whole one ends like that of a part, it gets `#1of1`.
         """

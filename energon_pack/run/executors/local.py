@@ -43,7 +43,6 @@ _ENDED_MESSAGE = "a worker process ended by itself, and printed why"
 _SCRIPT_ADVICE = ': each worker runs the started script, too, so a script packs below `if __name__ == "__main__":`'
 _WORKER_START_SECONDS = 0.3  # seconds that starting a worker takes, roughly
 _CHECK_SECONDS = 10.0  # how often workers without a result are checked
-_DEATH_SECONDS = 1.0  # a worker whose pipe broke needs a moment to have an exit code
 _END_SECONDS = 5.0  # given to workers to end by themselves, and then to the system to end them
 
 
@@ -147,12 +146,15 @@ class LocalExecutor:
 
     def _death(self) -> WorkerDied:
         """Return the error for workers of which one died."""
-        end = time.monotonic() + _DEATH_SECONDS
-        for process in self._context.started:
-            process.join(max(0.0, end - time.monotonic()))
-        if all(process.exitcode != 1 for process in self._context.started):  # 1 is that of an error of Python
-            return WorkerDied(_KILLED_MESSAGE)
-        return WorkerDied(_ENDED_MESSAGE + _SCRIPT_ADVICE * self._context.runs_script)
+        end = time.monotonic() + _END_SECONDS
+        while time.monotonic() < end:  # a worker whose pipe broke has no exit code yet
+            codes = [process.exitcode for process in self._context.started]
+            if 1 in codes:  # that of an error of Python
+                return WorkerDied(_ENDED_MESSAGE + _SCRIPT_ADVICE * self._context.runs_script)
+            if None not in codes:
+                break
+            time.sleep(0.01)
+        return WorkerDied(_KILLED_MESSAGE)
 
     def _check_workers(self, seconds: float) -> None:
         """Check whether the workers are at work.
