@@ -91,7 +91,7 @@ def test_packs_of_a_class_have_the_loss_and_gradients_of_pairs_alone(name: str, 
     ways: dict[str, Any] = {way: PackedDataset(path, attention_mask="positions") for way, path in made.datasets.items()}
     whole = ways["whole"]
     inputs = [member for number in range(len(whole)) for member in whole.members(0, number)]
-    sides = [whole.encoder.members.encode(one) for one in inputs if isinstance(one, MemberInput)]
+    sides = [whole.encoder.members.encode_alone(one) for one in inputs if isinstance(one, MemberInput)]
     both = FewIds(made.model, torch.cat([side.tokens.ids for side in sides])).to(torch.float64)
     losses, wanted = of_alone(both, sides)
     largest = max(float(one.abs().max()) for one in wanted.values())

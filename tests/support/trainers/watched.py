@@ -94,7 +94,7 @@ def samples_of(model: Any, packs: Any, row: Any) -> Iterator[tuple[Any, dict[str
         yield from ((member.tokens, {}) for member in row.members)
         return
     for member in packs.members(*row):
-        encoded = packs.encoder.members.encode(member)
+        encoded = packs.encoder.members.encode_alone(member)
         inputs: dict[str, Any] = {}
         if hasattr(model.config, "vision_config"):
             inputs |= {"mm_token_type_ids": encoded.tokens.types[None], **encoded.media}
