@@ -24,6 +24,7 @@ from energon_pack.templates.full_processor import (
 )
 from energon_pack.templates.identity import HEARD_VIDEOS, MIXED_MEDIA, UNEVEN_VIDEOS
 from energon_pack.templates.models import model_name_of
+from energon_pack.templates.pixels import known_settings
 from energon_pack.templates.processor_part import processor_part
 from energon_pack.templates.settings import ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template
@@ -45,6 +46,11 @@ _KINDS_WITHIN = {
 _SETTINGS_FILES = (*PROCESSOR_FILES, "video_preprocessor_config.json", "config.json", "special_tokens_map.json")
 #: arguments of a processor that limit the size of an image
 _PIXEL_LIMITS = ("min_pixels", "max_pixels")
+#: arguments of `from_pretrained` itself, or of the code that chooses a class
+_LOADING_ARGUMENTS = (
+    "backend", "cache_dir", "fix_mistral_regex", "force_download", "from_slow", "legacy", "local_files_only",
+    "revision", "subfolder", "token", "tokenizer_type", "trust_remote_code", "use_fast",
+)  # fmt: skip
 #: inputs of a forward through which images reach the text other than as tokens, so that nothing keeps packs apart
 _UNPACKABLE_INPUTS = {
     "cross_attention_mask": "reads images by cross-attention",
@@ -75,6 +81,8 @@ class TemplateChoice:
     tried: list[RejectedFamily] = field(default_factory=list)
     #: why nothing was compared
     note: str = ""
+    #: arguments in `model.processor_kwargs` that nothing of the processor has
+    unread: list[str] = field(default_factory=list)
     #: whether each answer ends with a token, by the chat template or by `labels.final_end`
     ends_answers: bool = True
 
@@ -85,6 +93,7 @@ class TemplateChoice:
             for kind, why in self.left_out.items()
             if not self.left_out.keys() & _KINDS_WITHIN.get(kind, set())
         ]
+        lines += [f"model.processor_kwargs.{name}: {self.processor} has no such setting" for name in self.unread]
         if asked not in (self.template, AUTO):
             why = "; ".join(f"{item.template}: {item.why_not}" for item in self.tried)
             lines.append(f"model.template={asked} is not exact for this processor ({why}); {self.template} is taken")
@@ -160,7 +169,8 @@ def choose_template(settings: TemplateSettings, folder: Path) -> tuple[Template,
             return template, TemplateChoice(name, note=f"not compared with the full processor: {one_line(error, 160)}")
         full = full_processor(template.spec.processor)
         if not candidates[1:]:
-            refuse_unread_pixel_limits(template.spec.processor, settings.model, where)
+            unread = unread_arguments(template.spec.processor)
+            refuse_pixel_limits(unread, settings.model, type(full).__name__, where)
         kinds = candidates[0].outcomes.keys() - {"text"}
         if name == AUTO:
             kinds = sample_kinds_of(kind for kind in KINDS if processor_part(full, kind) is not None)
@@ -182,6 +192,7 @@ def choose_template(settings: TemplateSettings, folder: Path) -> tuple[Template,
         {kind: best.outcomes[kind].num_compared for kind in sorted(best.exact_kinds)},
         {kind: _why_kind_is_left_out(kind, candidates) for kind in sorted(kinds - best.exact_kinds)},
         tried,
+        unread=unread,
     )
     return best.template.only(sorted(best.exact_kinds)) if kinds - best.exact_kinds else best.template, choice
 
@@ -243,32 +254,46 @@ def refuse_other_class(expected: str | None, folder: Path, where: str) -> None:
         )
 
 
-def refuse_unread_pixel_limits(processor: ProcessorSettings, model: ModelConfig, where: str) -> None:
-    """Raise PackError if a pixel limit was given that no part for images or videos has.
+def unread_arguments(processor: ProcessorSettings) -> list[str]:
+    """Return the arguments that nothing of a processor has: `from_pretrained` drops them, and says nothing.
 
-    `from_pretrained` drops an argument that its class does not have, and says nothing: with another value all parts are
-    the same.
+    Its classes name their settings. One that they do not name is read all the same if a part is another with it.
     """
-    for name in _PIXEL_LIMITS:
-        if (value := processor.kwargs.get(name)) is None:
-            continue
-        try:
-            other = _settings_of_parts(replace(processor, kwargs={**processor.kwargs, name: 2 if value == 1 else 1}))
-        except Exception:  # the class, any of any processor, reads it and refuses this value
-            continue
-        if other == _settings_of_parts(processor):
-            setting = name if getattr(model, name) is not None else f"processor_kwargs.{name}"
-            remedy = "media=resize_max_pixels media.max_pixels=N shrinks images before it sees them"
-            raise PackError(
-                f"model.{setting}={value}: {where} is a {type(full_processor(processor)).__name__}, which has no such"
-                f" setting{f': {remedy}' if name == 'max_pixels' else ', and would go on without it: take it out'}"
-            )
+    full = full_processor(processor)
+    parts = [full, getattr(full, "tokenizer", full), *filter(None, (processor_part(full, kind) for kind in KINDS))]
+    known = {*_LOADING_ARGUMENTS}.union(*map(known_settings, parts))
+    unknown = [
+        name for name in processor.kwargs if name not in known and not any(hasattr(part, name) for part in parts)
+    ]
+    return [name for name in unknown if not _changes_parts(processor, name)]
+
+
+def _changes_parts(processor: ProcessorSettings, name: str) -> bool:
+    """Say whether a part of a processor has other settings without an argument, or can't be loaded without it."""
+    rest = {key: value for key, value in processor.kwargs.items() if key != name}
+    try:
+        return _settings_of_parts(replace(processor, kwargs=rest)) != _settings_of_parts(processor)
+    except Exception:  # any class of any processor may be behind it
+        return True
 
 
 def _settings_of_parts(processor: ProcessorSettings) -> list[str]:
     full = full_processor(processor)
-    parts = [processor_part(full, medium.kind) for medium in (IMAGE, VIDEO)]
+    parts = (processor_part(full, kind) for kind in KINDS)
     return [json.dumps(part.to_dict(), sort_keys=True, default=str) for part in parts if part is not None]
+
+
+def refuse_pixel_limits(unread: Sequence[str], model: ModelConfig, processor: str, where: str) -> None:
+    """Raise PackError if a limit of pixels is an argument that nothing reads; `processor`: its class."""
+    for name in _PIXEL_LIMITS:
+        if name in unread:
+            is_own = getattr(model, name) is not None
+            setting = f"model.{name}={getattr(model, name)}" if is_own else f"model.processor_kwargs.{name}"
+            remedy = "media=resize_max_pixels media.max_pixels=N shrinks images before it sees them"
+            raise PackError(
+                f"{setting}: {where} is a {processor}, which has no such setting"
+                f"{f': {remedy}' if name == 'max_pixels' else ', and would go on without it: take it out'}"
+            )
 
 
 def refuse_unpackable(folder: Path, where: str) -> None:

@@ -86,9 +86,14 @@ def _own_settings(processor: Any) -> dict[str, Any]:
 
 def _part_settings(part: Any) -> dict[str, Any]:
     """Return the class of a processor's part, and the settings that this class knows."""
-    known = {*getattr(getattr(part, "valid_kwargs", None), "__annotations__", ()), *_parameters(type(part))}
+    known = known_settings(part)
     settings = {name: value for name, value in part.to_dict().items() if name not in _NO_PIXELS}
     return {"class": _class_name(part), **{name: settings[name] for name in settings if not known or name in known}}
+
+
+def known_settings(part: Any) -> set[str]:
+    """Return the names of the settings that the class of a processor, or of its part, says it has."""
+    return {*getattr(getattr(part, "valid_kwargs", None), "__annotations__", ()), *_parameters(type(part))}
 
 
 def _parameters(make: type) -> set[str]:

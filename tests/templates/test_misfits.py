@@ -13,7 +13,7 @@ import pytest
 from energon_pack.errors import PackError
 from energon_pack.samples.media.medium import Media
 from energon_pack.templates.build import build
-from energon_pack.templates.choose_rules import TemplateChoice
+from energon_pack.templates.choose_rules import TemplateChoice, choose_template
 from energon_pack.templates.families.qwen_vl import QwenVL
 from energon_pack.templates.families.rules import positive_int
 from energon_pack.templates.full_processor import quiet_transformers
@@ -203,9 +203,22 @@ def test_a_pixel_limit_that_counts_for_nothing_is_refused(
         seen = [[each.expand(size, []) for size in sizes] for each in rules]
     if seen[0] == seen[1]:
         assert f"model.{name}={limit}: " in refused(folder, **given[1])
-        assert f"model.processor_kwargs.{name}={limit}: " in refused(folder, processor_kwargs={name: limit})
+        assert f"model.processor_kwargs.{name}: " in refused(folder, processor_kwargs={name: limit})
     else:
         build_uncached_template(of_model("auto", folder, **given[1]))
+
+
+def test_an_argument_that_nothing_reads_is_named(tmp_path: Path) -> None:
+    """A misspelled one left the processor as it was, and the run as if it had been heard."""
+    need_torchvision()
+    folder = ovis2(tmp_path / "processor")
+    given = {"max_patches": 2, "max_pachtes": 2, "padding_side": "left", "use_fast": True, "image_seq_length": 4}
+    settings = of_model("auto", folder, processor_kwargs=given)
+    _, choice = choose_template(settings, folder)
+    assert [line for line in choice.lines("auto") if "processor_kwargs" in line] == [
+        "model.processor_kwargs.max_pachtes: Ovis2Processor has no such setting"
+    ]
+    assert choice_of(prepare_template(settings, tmp_path / "cache")).unread == ["max_pachtes"]
 
 
 @pytest.mark.parametrize("name", REMOTE)
