@@ -151,8 +151,23 @@ def without_reentrant() -> Iterator[None]:
 
 
 class _Checkpoint:
-    """In place of torch's `CheckpointFunction`."""
+    """In place of torch's `CheckpointFunction`. Where `checkpoint` is ms-swift's, which makes each one reentrant again,
+    the function runs without.
+    """
 
-    @staticmethod
-    def apply(function: Callable[..., Any], keeps_random_state: bool, *args: Any) -> Any:
-        return checkpoints.checkpoint(function, *args, use_reentrant=False, preserve_rng_state=keeps_random_state)
+    _is_asked = False
+
+    @classmethod
+    def apply(cls, function: Callable[..., Any], keeps_random_state: bool, *args: Any) -> Any:
+        if cls._is_asked:
+            return function(*args)
+
+        def begin(*given: Any) -> Any:
+            cls._is_asked = False
+            return function(*given)
+
+        cls._is_asked = True
+        try:
+            return checkpoints.checkpoint(begin, *args, use_reentrant=False, preserve_rng_state=keeps_random_state)
+        finally:
+            cls._is_asked = False

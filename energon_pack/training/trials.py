@@ -1,5 +1,6 @@
 """Try a guarded model with members of its own batches, for as long as it trains."""
 
+import importlib.metadata
 import logging
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 #: trials of batches in different steps of training that show nothing, until the model is refused
 _MAX_UNTRIED = 3
+#: the transformers whose M-RoPE rows packs have; older ones give the frames of a video others
+_TRANSFORMERS_OF_ROWS = (5, 23)
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,7 @@ class Trials:
         if not self._number:
             self._is_sharded = is_sharded(self._model)
         self._number += 1
+        inputs = inputs if self._handling.reads_each else _without_cut_labels(inputs)
         members = self._read_members(inputs) if self._handling.reads_each else None
         key, kept = situation_key(self._model, part, inputs, self._handling.mask_of(inputs, members))
         situation = self._situations.setdefault(key, Situation(kept))
@@ -198,7 +202,9 @@ class Trials:
         part, inputs = pending.part, pending.inputs
         follows, most = torch.is_grad_enabled() and scope.compares_gradients, scope.num_members
         follows = follows and not has_flat_parameters(self._model)  # FSDP1 would take a backward for the step's
-        keeps_positions = inputs.get("input_ids") is None or (has_rope_rows(self._model) and removes_ids(pending))
+        keeps_positions = inputs.get("input_ids") is None or (
+            has_rope_rows(self._model) and (self._has_rows_of_packs() or removes_ids(pending))
+        )
         probe = batch.probe(most, keeps_positions, follows)
         if follows and self._on_any_rank(not any(one.in_loss for one in probe.placed)):
             if self.tries_all:
@@ -233,6 +239,17 @@ class Trials:
         with without_dropout(pending.part), full_precision():
             return mixing_part(pending.part, pending.call, runs, SUM_TOLERANCE)
 
+    def _has_rows_of_packs(self) -> bool:
+        """Say whether members alone take the packs' M-RoPE rows, since this transformers makes others; say it once."""
+        version = importlib.metadata.version("transformers")
+        if tuple(map(int, version.split(".")[:2])) >= _TRANSFORMERS_OF_ROWS or self._handling.reads_each:
+            return False
+        self._say_once(
+            f"transformers {version} gives the frames of some videos other positions than packs have, which are those"
+            f" of {'.'.join(map(str, _TRANSFORMERS_OF_ROWS))}: members are tried alone with the positions of packs"
+        )
+        return True
+
     def _count_untried(self, name: str, trial: ModelTrial) -> None:
         """Say once that a trial shows nothing; refuse the model where several in different steps show nothing."""
         weight = next((one for one in self._model.parameters() if one.requires_grad), None)
@@ -258,6 +275,14 @@ class Trials:
         every = torch.tensor(number, dtype=torch.int32, device=next(self._model.parameters()).device)
         dist.all_reduce(every, dist.ReduceOp.MAX)
         return int(every)
+
+
+def _without_cut_labels(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return inputs without labels of some tokens alone, as ms-swift cuts those of a pack with `logits_to_keep`."""
+    labels = inputs.get("labels")
+    if labels is None or inputs.get("logits_to_keep") is None or labels.shape[:2] == tokens_of(inputs).shape[:2]:
+        return inputs
+    return {name: value for name, value in inputs.items() if name != "labels"}
 
 
 def pack_batch_handling(joins: "Mapping[str, Join]") -> BatchHandling:

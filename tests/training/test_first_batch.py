@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils import checkpoint as checkpoints
 from torch.utils.checkpoint import checkpoint
 
 from energon_pack.errors import format_bytes
@@ -219,21 +220,27 @@ def gradients(model: Any, inputs: dict[str, Any], context: Any) -> list[Tensor]:
     return [loss.detach(), torch.rand(1), *found]
 
 
-@pytest.mark.parametrize("way", ["float32", "autocast", "bfloat16", "checkpointing", "reentrant", "eval"])
-def test_a_training_is_the_same_with_the_trial_and_without(way: str) -> None:
+@pytest.mark.parametrize(
+    "way", ["float32", "autocast", "bfloat16", "checkpointing", "reentrant", "reentrant of ms-swift", "eval"]
+)
+def test_a_training_is_the_same_with_the_trial_and_without(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Adapters, dropout, counters: accepted, and loss, gradients, random numbers, modes and buffers are the same bits.
 
-    Under autocast, copies of weights that were made without gradients would be taken for the real forward.
+    Under autocast, copies of weights that were made without gradients would be taken for the real forward. ms-swift
+    puts a `checkpoint` in place of torch's that takes no other way: each called the next one for ever.
     """
     found, states = [], []
+    if way == "reentrant of ms-swift":
+        forced = {"use_reentrant": True}
+        monkeypatch.setattr(checkpoints, "checkpoint", lambda *args, **more: checkpoint(*args, **{**more, **forced}))
     for first_batch in (True, False):
         model = harmless(make_model("llama"))
         if way == "bfloat16":
             model.bfloat16()
-        if way in ("checkpointing", "reentrant"):
+        if way.startswith(("checkpointing", "reentrant")):
             for layer in model.model.layers:
                 layer.gradient_checkpointing = True
-                layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=way == "reentrant")
+                layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=way != "checkpointing")
             model.enable_input_require_grads()
         if way == "eval":
             model.eval()
@@ -414,6 +421,18 @@ def test_a_loss_without_logits_is_tried_with_them() -> None:
     attention_of_one_layer(model)
     with pytest.raises(MixingError, match="mixes the members"):
         model.model(**inputs)
+
+
+def test_a_loss_of_some_tokens_alone_is_tried_with_all() -> None:
+    """ms-swift cuts the labels of packs to the logits that it keeps: its recipe ended before the first step."""
+    model = make_model("llama")
+    held, inputs = guarded(model)
+    labels = inputs["labels"][:, -9:]
+    model(**{**inputs, "labels": labels}, logits_to_keep=9).loss.backward()
+    assert held.trials[0].is_conclusive
+    attention_of_one_layer(model)
+    with pytest.raises(MixingError, match="mixes the members"):
+        model(**{**inputs, "labels": labels}, logits_to_keep=9)
 
 
 def test_a_stream_of_packs_is_tried_a_few_times() -> None:
