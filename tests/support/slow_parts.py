@@ -79,8 +79,12 @@ def run(part: str) -> dict[str, str]:
 
 
 def _commit() -> str:
-    described = ["git", "describe", "--always", "--dirty"]
-    return subprocess.run(described, cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    """Return the commit of this tree, with `-dirty` if a file other than the table is changed."""
+    asked = (["describe", "--always"], ["status", "--porcelain", "--untracked-files=no", "--", ".", f":!{TABLE}"])
+    name, changed = (
+        subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip() for words in asked
+    )
+    return f"{name}-dirty" if changed else name
 
 
 def save(row: dict[str, str]) -> None:
