@@ -80,7 +80,10 @@ def run(part: str) -> dict[str, str]:
 
 def _commit() -> str:
     """Return the commit of this tree, with `-dirty` if a file other than the table is changed."""
-    asked = (["describe", "--always"], ["status", "--porcelain", "--untracked-files=no", "--", ".", f":(exclude){TABLE}"])
+    asked = (
+        ["describe", "--always"],
+        ["status", "--porcelain", "--untracked-files=no", "--", ".", f":(exclude){TABLE}"],
+    )
     name, changed = (
         subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip() for words in asked
     )
