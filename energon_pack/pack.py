@@ -171,9 +171,8 @@ def _write_and_publish(
             publishing.refuse_missing_shards(destination, jobs())
         auditing = audit.start(lengths.shards, method, settings.lengths.verify, settings.lengths.seed, workshop)
         cache_key = "" if destination.is_stored else cache_key_of(lengths.flavor, end.output.dataset_yaml.value)
-        workshop.executor.start(
-            import_energon_if_needed, cache_key
-        )  # the imports of the check, while packs are written
+        # the imports of the check, while packs are written
+        workshop.executor.start(import_energon_if_needed, cache_key)
         with workshop.progress.timed("write"):
             check_unchanged(lengths.shards, workshop)
             total = writing.WriteSize(len(planned.shards.sizes), planned.plan.num_packs, num_bytes)

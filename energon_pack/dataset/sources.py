@@ -111,9 +111,8 @@ class Sources:
         name = f"{shard.key_in_tar(row.key)}.{part.name}"
         if is_header_of(header, name, part.size):
             return
-        member = member_at(
-            self._reader.open_unchanged_shard(shard), part.offset
-        )  # an extended header may say what it does not
+        # An extended header may say what the plain one does not.
+        member = member_at(self._reader.open_unchanged_shard(shard), part.offset)
         if member not in ((name, part.size), (f"{row.key}.{part.name}", part.size)):
             raise self.changed_error(row)
 

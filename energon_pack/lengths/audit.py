@@ -275,6 +275,5 @@ def _full_processor_ids(
     except OSError as error:  # of an image
         raise UndecodableError(one_line(error, 160)) from None
     first, end = sample.options.token_range or (0, None)
-    return full_processor_ids(processor, template, sample, processor_arguments(template.input_rules, prepared))[
-        first:end
-    ]
+    arguments = processor_arguments(template.input_rules, prepared)
+    return full_processor_ids(processor, template, sample, arguments)[first:end]

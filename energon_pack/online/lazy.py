@@ -107,9 +107,8 @@ class LazyPackedDataset(PacksByNumber):
         return None if self._plans.first is None else self._plans.first.report
 
     def _key_and_members(self, epoch: int, number: int) -> tuple[str, Iterator[MemberInput | UnreadableMember]]:
-        return f"{self._key_prefix}_{epoch:03d}_{number:08d}", map(
-            self._member, self._plans.items_of_pack(epoch, number)
-        )
+        items = self._plans.items_of_pack(epoch, number)
+        return f"{self._key_prefix}_{epoch:03d}_{number:08d}", map(self._member, items)
 
     def _pack_sums(self, epoch: int) -> PackSums:
         return self._plans.pack_sums(epoch)

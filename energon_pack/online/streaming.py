@@ -134,11 +134,9 @@ class StreamingPackedDataset(PackDatasetBase, IterableDataset[Pack]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return this worker's state: its positions, and the indices and lengths of the samples in its buffer."""
-        packs = (
-            self._make_packs(*_worker_and_num_workers())
-            if self._states_to_resume or self._packs is None
-            else self._packs
-        )
+        packs = self._packs
+        if self._states_to_resume or packs is None:
+            packs = self._make_packs(*_worker_and_num_workers())
         return {**self._state_settings, **packs.state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -189,10 +189,8 @@ class SampleMeasurer:
 
 def sample_measurer_of(content: Mapping[str, Any], template: Template, drop: bool) -> SampleMeasurer:
     """Return a measurer with the settings in the manifest of a packed dataset; `drop`: see `SampleMeasurer`."""
-    packing, read = (
-        dataclass_from_plain(PackingConfig, content["packing"]),
-        dataclass_from_plain(ReadSettings, content["source"]),
-    )
+    packing = dataclass_from_plain(PackingConfig, content["packing"])
+    read = dataclass_from_plain(ReadSettings, content["source"])
     if read.take == Take.both:
         raise PackError("packing_buffer_size packs single samples, and the dataset has preference pairs (take=both)")
     untrained = dataclass_from_plain(LabelsConfig, content["labels"]).untrained

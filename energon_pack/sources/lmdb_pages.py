@@ -147,11 +147,9 @@ class Lmdb:
         if flags & _SEVERAL:
             raise Skip(Reason.UNSUPPORTED_MEDIA, f"the LMDB {self._name!r} has several values of a key")
         if not flags & _LARGE:
-            return (
-                page.data[start : start + size]
-                if start + size <= len(page.data)
-                else self._raise_damaged_page(page.number)
-            )
+            if start + size > len(page.data):
+                self._raise_damaged_page(page.number)
+            return page.data[start : start + size]
         number = int.from_bytes(page.data[start : start + 8], "little")
         first = number * self._meta.page_bytes
         head = self._file.read(first, _PAGE.size) if number <= self._meta.last_page else b""

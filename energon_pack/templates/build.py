@@ -29,7 +29,7 @@ from energon_pack.templates.identity import TemplateSpec
 from energon_pack.templates.media_texts import medium_text_in_question
 from energon_pack.templates.models import model_name_of
 from energon_pack.templates.preprocess import image_settings, video_settings
-from energon_pack.templates.processor_part import processor_part
+from energon_pack.templates.processor_part import parts_by_kind
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template
@@ -223,7 +223,7 @@ def _files_from_full_processor(processor: ProcessorSettings, where: str) -> _Pro
             " and has no part for media: model.trust_remote_code=true runs code of its own; +model=text packs texts"
         )
     _refuse_slow_tokenizer(tokenizer, where)
-    parts = {kind: part.to_dict() for kind in KINDS if (part := processor_part(full, kind)) is not None}
+    parts = {kind: part.to_dict() for kind, part in parts_by_kind(full).items()}
     image, video, audio = (parts.pop(medium.kind, {}) for medium in (IMAGE, VIDEO, AUDIO))
     chat_template = getattr(full, "chat_template", None)
     return _ProcessorFiles(

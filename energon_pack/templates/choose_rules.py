@@ -25,7 +25,7 @@ from energon_pack.templates.full_processor import (
 from energon_pack.templates.identity import HEARD_VIDEOS, MIXED_MEDIA, UNEVEN_VIDEOS
 from energon_pack.templates.models import model_name_of
 from energon_pack.templates.pixels import known_settings
-from energon_pack.templates.processor_part import processor_part
+from energon_pack.templates.processor_part import parts_by_kind
 from energon_pack.templates.settings import ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template
 from energon_pack.templates.trial import Trial, TrialOutcome, sample_kinds_of
@@ -168,12 +168,9 @@ def choose_template(settings: TemplateSettings, folder: Path) -> tuple[Template,
                 raise PackError(f"{where}: its full processor can't be asked: {one_line(error, 160)}") from None
             return template, TemplateChoice(name, note=f"not compared with the full processor: {one_line(error, 160)}")
         full = full_processor(template.spec.processor)
-        if not candidates[1:]:
-            unread = unread_arguments(template.spec.processor)
-            refuse_pixel_limits(unread, settings.model, type(full).__name__, where)
         kinds = candidates[0].outcomes.keys() - {"text"}
         if name == AUTO:
-            kinds = sample_kinds_of(kind for kind in KINDS if processor_part(full, kind) is not None)
+            kinds = sample_kinds_of(parts_by_kind(full))
         if candidates[-1].exact_kinds >= kinds - candidates[-1].refused_kinds:
             break
     best = max(
@@ -185,6 +182,8 @@ def choose_template(settings: TemplateSettings, folder: Path) -> tuple[Template,
     if best is None or not best.exact_kinds:
         tried += [] if best is None else [RejectedFamily(best.name, best.why_not)]
         raise PackError(_no_rules_message(tried, folder, where))
+    unread = unread_arguments(best.template.spec.processor)
+    refuse_pixel_limits(unread, settings.model, type(full).__name__, where)
     kinds = kinds | (best.outcomes.keys() & {HEARD_VIDEOS})
     choice = TemplateChoice(
         best.name,
@@ -260,7 +259,7 @@ def unread_arguments(processor: ProcessorSettings) -> list[str]:
     Its classes name their settings. One that they do not name is read all the same if a part is another with it.
     """
     full = full_processor(processor)
-    parts = [full, getattr(full, "tokenizer", full), *filter(None, (processor_part(full, kind) for kind in KINDS))]
+    parts = [full, getattr(full, "tokenizer", full), *parts_by_kind(full).values()]
     known = {*_LOADING_ARGUMENTS}.union(*map(known_settings, parts))
     unknown = [
         name for name in processor.kwargs if name not in known and not any(hasattr(part, name) for part in parts)
@@ -278,9 +277,8 @@ def _changes_parts(processor: ProcessorSettings, name: str) -> bool:
 
 
 def _settings_of_parts(processor: ProcessorSettings) -> list[str]:
-    full = full_processor(processor)
-    parts = (processor_part(full, kind) for kind in KINDS)
-    return [json.dumps(part.to_dict(), sort_keys=True, default=str) for part in parts if part is not None]
+    parts = parts_by_kind(full_processor(processor)).values()
+    return [json.dumps(part.to_dict(), sort_keys=True, default=str) for part in parts]
 
 
 def refuse_pixel_limits(unread: Sequence[str], model: ModelConfig, processor: str, where: str) -> None:

@@ -24,7 +24,7 @@ from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.prepared import apply_medium_steps, make_clip, processor_arguments
 from energon_pack.samples.tokens import SeenMedium
 from energon_pack.templates.full_processor import quiet_transformers
-from energon_pack.templates.processor_part import processor_part
+from energon_pack.templates.processor_part import parts_by_kind
 
 Array = npt.NDArray[Any]
 
@@ -56,10 +56,9 @@ def media_settings(processor: Any, rules: InputRules) -> dict[str, Any]:
 
     `rules`: the rules of a dataset; they hold the settings of the processor's call.
     """
-    parts = {kind: part for kind in KINDS if (part := processor_part(processor, kind)) is not None}
     values: dict[str, Any] = {
         "processor": _own_settings(processor),
-        **{kind: _part_settings(part) for kind, part in parts.items()},
+        **{kind: _part_settings(part) for kind, part in parts_by_kind(processor).items()},
         "call": rules.call_settings,
         "look": {kind: look._asdict() for kind, look in rules.looks.items()},
     }
@@ -69,7 +68,7 @@ def media_settings(processor: Any, rules: InputRules) -> dict[str, Any]:
 
 def part_classes(processor: Any) -> dict[str, str]:
     """Return by kind of media the class of a loaded processor's part: one that works with PIL rounds in another way."""
-    return {kind: _class_name(part) for kind in KINDS if (part := processor_part(processor, kind)) is not None}
+    return {kind: _class_name(part) for kind, part in parts_by_kind(processor).items()}
 
 
 def _own_settings(processor: Any) -> dict[str, Any]:

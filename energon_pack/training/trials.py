@@ -1,6 +1,5 @@
 """Try a guarded model with members of its own batches, for as long as it trains."""
 
-import importlib.metadata
 import logging
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -12,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import Module
 
+from energon_pack.run.user_cache import version_of
 from energon_pack.training.batch_members import MemberPlaces, MemberSizes, member_places
 from energon_pack.training.comparison import RunOptions
 from energon_pack.training.expert_routing import has_experts
@@ -241,8 +241,8 @@ class Trials:
 
     def _has_rows_of_packs(self) -> bool:
         """Say whether members alone take the packs' M-RoPE rows, since this transformers makes others; say it once."""
-        version = importlib.metadata.version("transformers")
-        if tuple(map(int, version.split(".")[:2])) >= _TRANSFORMERS_OF_ROWS or self._handling.reads_each:
+        version = version_of("transformers") or ""
+        if self._handling.reads_each or tuple(map(int, version.split(".")[:2])) >= _TRANSFORMERS_OF_ROWS:
             return False
         self._say_once(
             f"transformers {version} gives the frames of some videos other positions than packs have, which are those"
@@ -278,7 +278,7 @@ class Trials:
 
 
 def _without_cut_labels(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return inputs without labels of some tokens alone, as ms-swift cuts those of a pack with `logits_to_keep`."""
+    """Return the inputs without labels that cover only some tokens: ms-swift keeps those that train."""
     labels = inputs.get("labels")
     if labels is None or inputs.get("logits_to_keep") is None or labels.shape[:2] == tokens_of(inputs).shape[:2]:
         return inputs

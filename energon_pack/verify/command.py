@@ -98,11 +98,8 @@ def _run_checks(folder: DatasetFolder, options: Options, findings: Findings) -> 
         findings.notes += [f"{why}: only their tokens are compared with the source"] * (paths is not None)
     source = None if paths is None else find_source(folder, stated.report, paths, options.media_root, options.media_map)
     how = options.processor, options.trust_remote_code
-    with (
-        nullcontext()
-        if source is None
-        else template_in_temp_folder(folder, stated.report, *how, findings) as template_folder
-    ):
+    template = nullcontext() if source is None else template_in_temp_folder(folder, stated.report, *how, findings)
+    with template as template_folder:
         jobs = list(_jobs(stated, source, template_folder, options))
         num_jobs = max(len(jobs), len(source.shards) if source else 0)
         with LocalExecutor(1 if num_jobs < 2 else options.num_workers) as executor:  # a single job needs no process
@@ -209,12 +206,8 @@ def _check_dataset(stated: Claims, shards: list[VerifiedShard], ledger: Ledger, 
     prefix = value_at(manifest, "content", "output", "shard_prefix")
     packed = checks.packed_hashes(shards)
     name = folder.name
-    findings.add(
-        "files",
-        name,
-        checks.check_file_names(folder, prefix if isinstance(prefix, str) else "packed"),
-        len(folder.names),
-    )
+    wrong_names = checks.check_file_names(folder, prefix if isinstance(prefix, str) else "packed")
+    findings.add("files", name, wrong_names, len(folder.names))
     findings.add(
         "keys", name, checks.check_keys(folder, shards, stated.plan), sum(len(shard.pack_hashes) for shard in shards)
     )

@@ -282,7 +282,7 @@ def test_another_transformers_that_makes_other_inputs_is_refused_with_the_first(
 
 
 def test_another_class_of_images_is_refused(twins: tuple[Path, Path], elsewhere: None) -> None:
-    """Transformers 5.6.0 prepares those of Idefics 3 with PIL: 1 % of the values were others, by up to 2/255."""
+    """Transformers 5.6.0 prepares images of Idefics 3 with PIL: 1 % of the values differed, by up to 2/255."""
     name = "Qwen2VLImageProcessor"
     rewrite(twins[0], "inputs.json", lambda values: values["classes"].update(image=f"{name}Pil"))
     with pytest.raises(PackError, match=f"images are prepared by {name}, and were by {name}Pil: train with transform"):

@@ -61,12 +61,10 @@ def pack_balanced(
         search.set_most_bins(limit())
     most = search.most
     search.try_tail(0, FillOrder.by_chance)
-    ascending_alike = [
-        search.fill_with_tail(tail, FillOrder.ascending_alike, most + _negligible_difference(most))
-        for tail in _LARGE_TAILS
-    ]
+    near = _negligible_difference(most)
+    ascending_alike = [search.fill_with_tail(tail, FillOrder.ascending_alike, most + near) for tail in _LARGE_TAILS]
     fewest = min((found.gaps.num_bins for found in ascending_alike if found), default=inf)
-    if most == inf or abs(fewest - most) <= _negligible_difference(most):
+    if most == inf or abs(fewest - most) <= near:
         for tail in reversed(range(len(_TAIL_SHARES))):
             search.try_tail(tail, FillOrder.ascending)
             search.try_tail(tail, FillOrder.by_chance)

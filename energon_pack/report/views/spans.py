@@ -100,7 +100,7 @@ def _media_as_seen(media: Sequence[Medium], seen: Sequence[SeenMedium]) -> Itera
     """Yield the media as a model sees them: a list of frames is one video, with the picture of its first frame.
 
     Raises:
-        ValueError: the tokens are of more or fewer media.
+        ValueError: the tokens name another number of media.
     """
     parts = iter(media)
     for medium in seen:

@@ -133,8 +133,9 @@ class LocalExecutor:
                     self._check_workers(seconds)
 
     def _submit(self, pool: ProcessPoolExecutor, function: Callable[[Job], Result], job: Job) -> "Future[Result]":
-        with self._naming_dead_workers():
-            return _submit(pool, function, job)
+        """Submit a job to a pool, which may start a process for it."""
+        with self._naming_dead_workers(), _holding_interrupts():
+            return pool.submit(function, job)
 
     @contextmanager
     def _naming_dead_workers(self) -> Iterator[None]:
@@ -235,16 +236,16 @@ def _close_pipe(end: Connection) -> None:
     os.close(null)
 
 
-def _submit(pool: ProcessPoolExecutor, function: Callable[[Job], Result], job: Job) -> "Future[Result]":
-    """Submit a job to a pool, which may start a process for it; hold interrupts back until then, as a process that an
-    interrupt cuts short would complain.
-    """
+@contextmanager
+def _holding_interrupts() -> Iterator[None]:
+    """Hold interrupts back in this context, as a process that one cuts short in its start would complain."""
     if current_thread() is not main_thread():
-        return pool.submit(function, job)
+        yield
+        return
     came: list[int] = []
     handlers = {number: signal.signal(number, lambda number, _: came.append(number)) for number in INTERRUPTS}
     try:
-        return pool.submit(function, job)
+        yield
     finally:
         for number, handler in handlers.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)

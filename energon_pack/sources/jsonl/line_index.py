@@ -197,13 +197,10 @@ def _line_places(file: BinaryIO, bad: _FileDamage) -> Iterator[_Place]:
                 yield from _place_of_line(*last, bad)
             last = number, offset, line
         offset += len(line)
-    yield from (
-        bad.note_damaged_rest(1, 0, 0, "it is empty")
-        if not offset
-        else _places_of_last_line(*last, bad)
-        if last is not None
-        else ()
-    )
+    if not offset:
+        yield from bad.note_damaged_rest(1, 0, 0, "it is empty")
+    elif last is not None:
+        yield from _places_of_last_line(*last, bad)
 
 
 def _place_of_line(number: int, offset: int, line: bytes, bad: _FileDamage) -> Iterator[_Place]:
