@@ -37,7 +37,7 @@ from energon_pack.plan.report import summarize
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.plan.shard_plan import plan_shards
 from energon_pack.report.figures import planned_figures, source_figures
-from energon_pack.report.which_length import try_job_of
+from energon_pack.report.which_length import lengths_trial_job_of
 from energon_pack.run.scratch_arrays import Scratch
 from energon_pack.sources.shard import TarShard
 from energon_pack.steps.cost import cost_model
@@ -165,7 +165,7 @@ def run(num: int, window: int | None, folder: Path) -> Steps:
     with steps.step("read lengths"):
         lengths = Lengths(measured, scratch=Scratch(folder))
     with steps.step("try other lengths"):
-        try_job_of(lengths, packing, [4096, 8192])
+        lengths_trial_job_of(lengths, packing, [4096, 8192])
     with steps.step("plan"):
         plan = plan_packs(lengths.items, packing, 0, cost, lengths.scratch)
     with steps.step("report"):

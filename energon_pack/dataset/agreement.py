@@ -11,9 +11,9 @@ from typing import Any
 
 from energon_pack.dataset.kept_inputs import KeptInputs, kept_inputs
 from energon_pack.dataset.manifest import (
-    PACK_SUMS_FILE,
+    PACK_TOTALS_FILE,
     PROCESSOR_FOLDER,
-    PackSums,
+    TotalsOfPacks,
     pack_folders_of,
     read_unchanged,
     refuse_other_manifests,
@@ -25,8 +25,8 @@ from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import AUDIO, KINDS
 from energon_pack.templates.full_processor import full_processor, image_processor_alone, refuse_old_transformers
 from energon_pack.templates.pixels import (
+    different_figures,
     different_inputs,
-    different_kept,
     different_setting,
     flat_values,
     media_settings,
@@ -92,7 +92,7 @@ def _pixels_key(kept: KeptInputs) -> str:
 
 def _has_media(kept: KeptInputs) -> bool:
     """Say whether a pack has media; sounds cost nothing in a vision encoder, so they count wherever they may be."""
-    sums = PackSums.read(read_unchanged(kept.dataset, PACK_SUMS_FILE))
+    sums = TotalsOfPacks.read(read_unchanged(kept.dataset, PACK_TOTALS_FILE))
     return AUDIO.kind in kept.rules.media_tokens or bool(sums.vision_cost.any())
 
 
@@ -107,7 +107,7 @@ def _difference_of_datasets(first: KeptInputs, other: KeptInputs) -> Difference 
     for kind, name in first.rules.classes.items():
         if kind in first.rules.media_tokens and (another := other.rules.classes.get(kind, name)) != name:
             return f"the class that prepares {KINDS[kind].nouns}", name, another
-    if name := different_kept(first.rules.made, other.rules.made):
+    if name := different_figures(first.rules.made, other.rules.made):
         one, another = (f"made by transformers {kept.rules.transformers}" for kept in (first, other))
         return name, one, another
     return None

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.manifest import MANIFEST, PACK_SUMS_FILE, REPORT
+from energon_pack.dataset.manifest import MANIFEST, PACK_TOTALS_FILE, REPORT
 from energon_pack.dataset.plan_schema import ALTERNATIVE_TYPES, OPTIONAL_COLUMNS, PLAN_SCHEMA
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
@@ -36,7 +36,7 @@ PAGE = "report.html"
 REQUIRED_FILES = {
     *(PLAN, LEDGER, REPORT),
     *(f"{META_FOLDER}/{name}" for name in ("dataset.yaml", "split.yaml", ".info.json", ".info.yaml")),
-    *(f"{META_FOLDER}/{name}" for name in (MANIFEST, INPUTS_FILE, TRIAL_FILE, PACK_SUMS_FILE)),
+    *(f"{META_FOLDER}/{name}" for name in (MANIFEST, INPUTS_FILE, TRIAL_FILE, PACK_TOTALS_FILE)),
 }
 
 

@@ -25,10 +25,10 @@ MANIFEST = "energon_pack.json"
 REPORT = "report.json"
 #: the folder with the processor's files: see `dataset.kept_inputs`
 PROCESSOR_FOLDER = "processor"
-#: sums over the members of each pack: see `PackSums`
-PACK_SUMS_FILE = "packs.npy"
+#: sums over the members of each pack: see `TotalsOfPacks`
+PACK_TOTALS_FILE = "packs.npy"
 #: files whose hashes energon_pack.json holds; that of the processor's files are in inputs.json
-HASHED_FILES = (INPUTS_FILE, TRIAL_FILE, PACK_SUMS_FILE)
+HASHED_FILES = (INPUTS_FILE, TRIAL_FILE, PACK_TOTALS_FILE)
 #: for an order over datasets: the numbers of their packs, in reading order
 ORDER_FILE = "order.npy"
 #: fields of energon_pack.json in which all packs of a training agree
@@ -186,7 +186,7 @@ def _join_path(folder: str | Path, name: str) -> str | Path:
     return Path(folder) / name
 
 
-class PackSums(NamedTuple):
+class TotalsOfPacks(NamedTuple):
     """Sums over the members of each pack, in the order of the plan; training deals packs to ranks by them.
 
     packs.npy holds them as float64[num_packs, 4].
@@ -198,7 +198,7 @@ class PackSums(NamedTuple):
     trained_tokens: npt.NDArray[Any]  # of the tokens
 
     @classmethod
-    def read(cls, data: bytes) -> "PackSums":
+    def read(cls, data: bytes) -> "TotalsOfPacks":
         """Parse the bytes of packs.npy; raises ValueError if they are damaged."""
         return cls(*np.load(io.BytesIO(data), allow_pickle=False).T)
 

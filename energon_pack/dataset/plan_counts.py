@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from energon_pack.dataset.files import PlanFile
-from energon_pack.dataset.manifest import PackSums
+from energon_pack.dataset.manifest import TotalsOfPacks
 from energon_pack.dataset.plan_schema import OPTIONAL_COLUMNS
 from energon_pack.plan.existing_packs import packs_of_sizes
 from energon_pack.plan.items import Items
@@ -29,19 +29,19 @@ def read_counted_columns(plan: PlanFile, *more: str) -> Iterator[pa.Table]:
     yield from plan.tables(*_COUNTED_COLUMNS, *optional, *more)
 
 
-def sums_of_written_plan(plan: PlanFile, cost: CostModel) -> PackSums:
+def totals_of_written_plan(plan: PlanFile, cost: CostModel) -> TotalsOfPacks:
     """Return the costs and tokens of each pack, from pack_plan.parquet."""
     sums = [
-        sums_of_plan(items_from_table(table), packs_of_sizes(num_members(table)), cost)
+        totals_of_plan(items_from_table(table), packs_of_sizes(num_members(table)), cost)
         for table in read_counted_columns(plan)
     ]
-    return PackSums(*map(np.concatenate, zip(*sums, strict=True)))
+    return TotalsOfPacks(*map(np.concatenate, zip(*sums, strict=True)))
 
 
-def sums_of_plan(items: Items, packs: PackPlan, cost: CostModel) -> PackSums:
+def totals_of_plan(items: Items, packs: PackPlan, cost: CostModel) -> TotalsOfPacks:
     """Return the costs and tokens of each pack, from a plan in memory."""
     lm, vision = costs_of_packs(items, packs, cost)
-    return PackSums(lm, vision, packs.per_pack(items.lens), packs.per_pack(items.num_supervised))
+    return TotalsOfPacks(lm, vision, packs.per_pack(items.lens), packs.per_pack(items.num_supervised))
 
 
 def num_members(table: pa.Table) -> Ints:

@@ -22,11 +22,11 @@ from energon_pack.config import PackConfig
 from energon_pack.config.compose import compose_config
 from energon_pack.config.stage_settings import StageSettings
 from energon_pack.errors import PackError, SamplesLost, amount
-from energon_pack.inspect.losses import (
-    example_losses,
-    print_cut_losses,
-    print_losses,
-    settings_that_allow_losses,
+from energon_pack.inspect.lost_samples import (
+    lost_sample_examples,
+    print_cut_off_tokens,
+    print_lost_samples,
+    settings_that_allow_lost_samples,
     why_not_published,
 )
 from energon_pack.inspect.source import look_at_sample, print_rejected_side
@@ -178,7 +178,7 @@ def _try_source(
     config, lengths = tried.config, tried.measured.lengths
     most = None if arguments.full else _MAX_CHARS
     _show_samples(tried.settings, lengths, load_saved_template(tried.measured.method.template_folder), most)
-    examples = example_losses(lengths, config.packing)
+    examples = lost_sample_examples(lengths, config.packing)
     cures: list[str] = []
     useless: list[str] = []
     cured = tried
@@ -189,10 +189,12 @@ def _try_source(
             if with_cure.is_better_than(cured):
                 cures, cured, useless = [*cures, *cure], with_cure, useless[: -len(cure)]
     print_heading("── what would be lost")
-    print_losses(lengths, {reason: (name, _mark_useless(text, useless)) for reason, (name, text) in examples.items()})
+    print_lost_samples(
+        lengths, {reason: (name, _mark_useless(text, useless)) for reason, (name, text) in examples.items()}
+    )
     if config.packing.overlong in CUTTING_POLICIES:
         planned = plan_source(tried.measured, tried.settings.plan, tried.workshop)
-        print_cut_losses(planned.report, config.packing)
+        print_cut_off_tokens(planned.report, config.packing)
     if not (cured.measured.lengths.items.lens > 0).any():
         raise SamplesLost(f"{arguments.path}: no sample can be packed: what would be lost, above, says why")
     print_heading("── the pack length to choose")
@@ -210,7 +212,7 @@ def _try_source(
     per_pack = np.count_nonzero((lens > 0) & (lens <= cured.best.max_token_len)) / cured.sample_share / cured.best.packs
     say(f"a pack holds {per_pack:.1f} samples on average: divide your batch size by that to keep the samples of a step")
     print_heading("── next")
-    allowed = settings_that_allow_losses(cured.measured.lengths, config.max_skipped)
+    allowed = settings_that_allow_lost_samples(cured.measured.lengths, config.max_skipped)
     _print_next_commands(arguments, cured.best, [*cures, *allowed])
     without = "".join(f" without {setting}" for setting in allowed)
     for state, those in ((f"with {' '.join(cures)}, too,", cured), (f"without {' '.join(cures)}", tried)):

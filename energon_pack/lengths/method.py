@@ -8,7 +8,7 @@ import pyarrow as pa
 from energon_pack.lengths.schema import LENGTHS_SCHEMA, REMOVED_FIELD, SHARED_SCHEMA
 from energon_pack.run.workshop import Workshop
 from energon_pack.samples.settings import MissingMedia, ReadSettings
-from energon_pack.templates.choose_rules import TemplateChoice
+from energon_pack.templates.choose_rules import MediaRulesChoice
 from energon_pack.templates.identity import Identity
 from energon_pack.templates.processor import choice_of, identity_of, prepare_template, saved_template, template_lines
 from energon_pack.templates.settings import TemplateSettings
@@ -37,7 +37,7 @@ class Method:
         return identity_of(self.template_folder)
 
     @property
-    def template_choice(self) -> TemplateChoice:
+    def template_choice(self) -> MediaRulesChoice:
         """Return which rules the template counts media with, and how they compared with the model's full processor."""
         return choice_of(self.template_folder)
 

@@ -70,7 +70,7 @@ def make_sample_loader(
             ENERGON_PACK_SOURCE, else the one at packing.
     """
     if flavor != UNPACKED_FLAVOR.name:
-        return partial(_load_pack, flavor=flavor_by_name(flavor), read=EnergonMedia(source_root))
+        return partial(_load_pack_or_stop, flavor=flavor_by_name(flavor), read=EnergonMedia(source_root))
     settings = ReadSettings(
         messages_key,
         SampleType(sample_type),
@@ -89,7 +89,7 @@ def make_part_filter() -> Callable[[str], bool]:
 # ------------------------------------------------------------------------------------------------- sample loaders
 
 
-def _load_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> dict[str, Any]:
+def _load_pack_or_stop(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> dict[str, Any]:
     """Load a pack; raises FatalSampleError if it is damaged: Energon would only log other errors, and train on."""
     try:
         return load_pack(parts, flavor, read)

@@ -20,8 +20,8 @@ import torch
 from energon_pack.config import PackConfig, PackingConfig
 from energon_pack.config.compose import config_of
 from energon_pack.dataset.files import LEDGER
-from energon_pack.dataset.manifest import PackSums
-from energon_pack.dataset.plan_counts import sums_of_plan
+from energon_pack.dataset.manifest import TotalsOfPacks
+from energon_pack.dataset.plan_counts import totals_of_plan
 from energon_pack.errors import PackError
 from energon_pack.online.prepare import ITEMS_FOLDER, prepare
 from energon_pack.online.user_dataset import MapStyleDataset
@@ -110,8 +110,8 @@ class LazyPackedDataset(PacksByNumber):
         items = self._plans.items_of_pack(epoch, number)
         return f"{self._key_prefix}_{epoch:03d}_{number:08d}", map(self._member, items)
 
-    def _pack_sums(self, epoch: int) -> PackSums:
-        return self._plans.pack_sums(epoch)
+    def _pack_totals(self, epoch: int) -> TotalsOfPacks:
+        return self._plans.pack_totals(epoch)
 
     def _member(self, item: int) -> MemberInput | UnreadableMember:
         try:
@@ -177,10 +177,10 @@ class EpochPlans:
         size = 2 if first.lengths.has_pairs else 1
         return plan_of_epoch(first.plan, first.lengths.items, self._packing, self._seed, epoch, size)
 
-    def pack_sums(self, epoch: int) -> PackSums:
+    def pack_totals(self, epoch: int) -> TotalsOfPacks:
         """Return sums over the members of each pack of an epoch; raises like `plan`."""
         first = self._require_first(epoch)
-        return sums_of_plan(first.lengths.items, self.plan(epoch), first.cost)
+        return totals_of_plan(first.lengths.items, self.plan(epoch), first.cost_model)
 
     def _require_first(self, epoch: int) -> Planned:
         if self.first is None:

@@ -170,7 +170,7 @@ class PreparedPacks:
         """The content that energon_pack.json would have if the packs were written."""
         planned = self.planned
         identity, mixture = planned.method.identity, planned.report.mixture
-        return manifest_of(planned.lengths, planned.plan, identity, planned.cost, planned.content, mixture)
+        return manifest_of(planned.lengths, planned.plan, identity, planned.cost_model, planned.content, mixture)
 
     @property
     def template(self) -> Template:

@@ -123,7 +123,7 @@ class UserSamples:
 
     def _read(self, item: Any, settings: ReadSettings) -> tuple[ReadSample, list[bytes | Image.Image]]:
         try:
-            record, by_name = self._record_and_media(item, settings)
+            record, by_name = self._record_and_named_media(item, settings)
             record = with_use_audio_setting(record, settings)
 
             def picture(name: str) -> tuple[str, bytes | Image.Image]:
@@ -160,7 +160,7 @@ class UserSamples:
             named.media_type = skip.media_type or _guessed_media_type(item)
             raise named from None
 
-    def _record_and_media(self, item: Any, settings: ReadSettings) -> tuple[Record, dict[str, Any]]:
+    def _record_and_named_media(self, item: Any, settings: ReadSettings) -> tuple[Record, dict[str, Any]]:
         """Return the conversation of an item, and by name its media in memory, in the form the dataset gives them."""
         held: list[Any] = []
         if isinstance(item, Mapping):

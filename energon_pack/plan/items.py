@@ -105,9 +105,9 @@ class CachedRows:
         return slice(self.start, self.start + self.num)
 
     def read(self, columns: Sequence[str] | None) -> tuple[Ints, pa.Table]:
-        """Read columns (None: all) of the chosen rows; return each row's shard number, and the table.
+        """Read columns (None: all) of these rows; return each row's shard number, and the table.
 
-        The keys of copies get a suffix, so that they differ; rows that are not drawn have the `reason` NOT_DRAWN.
+        If `key` is read, those of copies have a suffix; if `reason` is, rows that are not drawn have NOT_DRAWN.
         """
         table, numbers = self.chunk.read(columns), self.chunk.owners_of_rows
         if self.rows is not None:

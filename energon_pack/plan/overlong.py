@@ -110,7 +110,7 @@ def _parts(whole: WholeSample, packing: PackingConfig, cut_end: bool) -> list[Le
         parts = parts or _Conversation(whole, packing, cut_end).longest_beginning()
     rows = whole.keep_trained_parts(parts) if parts else []
     is_cut_off = packing.overlong == Overlong.truncate_text and any(row.reason is None for row in rows)
-    return [*rows, *([whole.row_of_cut_off(whole.row.token_len - rows[0].token_len)] if is_cut_off else [])]
+    return [*rows, *([whole.row_of_lost_tokens(whole.row.token_len - rows[0].token_len)] if is_cut_off else [])]
 
 
 class _Conversation:

@@ -307,8 +307,8 @@ class WholeSample(NamedTuple):
         lost = sum(row.token_len for row in parts) - sum(row.token_len for row in kept)
         cuts = [row.cut and row.cut._replace(part=f"{i}of{len(kept)}") for i, row in enumerate(kept, 1)]
         numbered = [replace(row, cut=cut) for row, cut in zip(kept, cuts, strict=True)]
-        return [*numbered, *([self.row_of_cut_off(lost)] if lost else [])]
+        return [*numbered, *([self.row_of_lost_tokens(lost)] if lost else [])]
 
-    def row_of_cut_off(self, num_tokens: int) -> LengthsRow:
+    def row_of_lost_tokens(self, num_tokens: int) -> LengthsRow:
         """Return a row that is no part, and counts the tokens of the sample that are in no part."""
         return replace(self.row, token_len=num_tokens, reason=Reason.CUT_OFF.value)

@@ -47,7 +47,7 @@ def run_page(
     """Build the page of a run as one HTML document.
 
     Args:
-        found: the remarks on the run, errors first.
+        found: the remarks on the run, sorted: errors first.
         pack_sections: sections that each show a pack.
         contact_sheet: the section with a few samples; None: there is none.
     """

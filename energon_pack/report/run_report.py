@@ -23,7 +23,7 @@ from energon_pack.report.page import PageFacts, run_page
 from energon_pack.report.pages.html import Html
 from energon_pack.report.remark import Grade, Remark
 from energon_pack.report.remarks import remarks
-from energon_pack.report.which_length import length_advice, num_samples_tried, try_job_of, try_lengths_of_job
+from energon_pack.report.which_length import length_advice, lengths_trial_job_of, num_samples_tried, try_lengths_of_job
 from energon_pack.run.files import write_whole
 from energon_pack.run.workshop import Workshop
 from energon_pack.steps.cost import max_positions
@@ -66,7 +66,7 @@ class RunReport:
         #: results of pack lengths; a future: they are computed for some samples, while the run goes on
         self._choices: Sequence[Choice] | Future[list[Choice]] = []
         if settings.stage is not Stage.lengths:
-            job = try_job_of(lengths, settings.packing, settings.tried_lens, self.max_positions)
+            job = lengths_trial_job_of(lengths, settings.packing, settings.tried_lens, self.max_positions)
             self._choices = workshop.executor.start(try_lengths_of_job, job)
         self._method = method
         self._planned = lengths, empty_plan(lengths.items)

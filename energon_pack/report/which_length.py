@@ -116,15 +116,15 @@ def num_samples_tried(num_samples: int) -> int:
     return min(num_samples, _MAX_SAMPLES_TRIED)
 
 
-TryJob = tuple[Items, PackingConfig, list[int], int, float, int | None]
+LengthsTrialJob = tuple[Items, PackingConfig, list[int], int, float, int | None]
 
 
-def try_job_of(
+def lengths_trial_job_of(
     lengths: Lengths,
     packing: PackingConfig,
     lens: Sequence[int],
     max_positions: int | None = None,
-) -> TryJob:
+) -> LengthsTrialJob:
     """Build the argument of `try_lengths_of_job`: all samples of a small run, or a seeded draw from a large one.
 
     Args:
@@ -151,8 +151,8 @@ def try_job_of(
     return items.take(np.concatenate([there[:0], *numbers])), packing, tried, lengths.seed, scale, max_positions
 
 
-def try_lengths_of_job(job: TryJob) -> list[Choice]:
-    """Plan with each pack length of a job (`try_job_of`); return what each would drop and fill, scaled to all samples.
+def try_lengths_of_job(job: LengthsTrialJob) -> list[Choice]:
+    """Plan with each pack length of `lengths_trial_job_of`; return what each drops and fills, scaled to all samples.
 
     May run in a worker.
     """

@@ -72,7 +72,7 @@ class Work:
     cost: float = 0.0
 
     def counts(self) -> str:
-        """Return a text such as `3 of 10 packs`; units that are begun count by their cost."""
+        """Return a text such as `3 of 10 packs`, in whole units; those that are begun count in part, by their cost."""
         begun, total = self.begun(), self.task.total
         seen = int(min(1.0, (self.cost + begun) / total) * self.total) if begun and total else 0
         return f"{max(self.done, seen):,} of {self.total:,} {self.unit}"

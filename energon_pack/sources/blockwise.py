@@ -133,7 +133,7 @@ class _ReadAheadSpool:
             weakref.finalize(self, os.close, self._fd)
 
     def has_room(self, place: int) -> bool:
-        """Tell whether bytes at the offset `place` may still be written; false after the disk was full."""
+        """Tell whether the offset `place` may be written: in memory always, in the file until the disk was full."""
         return place < len(self._memory) or not self._is_full
 
     def write(self, place: int, data: memoryview) -> bool:

@@ -62,9 +62,9 @@ def prepare_method(settings: MethodSettings, workshop: Workshop) -> Method:
 
 
 def check_tiles(mixture: Mixture, rules: MediaRules | None) -> None:
-    """Raise PackError if an entry of a mixture is meant for images of more or fewer tiles than the model takes.
+    """Raise PackError if an entry of a mixture names another number of tiles of an image than the model takes.
 
-    `rules`: how the model counts tokens of media; None: its full processor does.
+    `rules`: those that count the model's media. None, or without tiles: only print that the number is not read.
     """
     asking = [entry for entry in mixture.entries if entry.max_tiles is not None]
     _, tiles = (rules and rules.settings.get("patches")) or (1, None)

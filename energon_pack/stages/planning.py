@@ -33,7 +33,7 @@ class Planned:
     lengths: Lengths
     method: Method
     plan: PackPlan
-    cost: CostModel  # the model of a sample's cost
+    cost_model: CostModel  # the model of a sample's cost
     shards: ShardPlan
     #: the settings that the bytes of the shards depend on, with the rules that count media
     content: dict[str, dict[str, Any]]

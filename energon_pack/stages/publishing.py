@@ -17,9 +17,9 @@ from energon_pack.dataset.energon_check import check_readable, refuse_unplanned_
 from energon_pack.dataset.files import LEDGER, PAGE, PlanFile
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.in_folder import DatasetInFolder
-from energon_pack.dataset.manifest import HASHED_FILES, MANIFEST, PACK_SUMS_FILE, PROCESSOR_FOLDER, REPORT, hash_of
+from energon_pack.dataset.manifest import HASHED_FILES, MANIFEST, PACK_TOTALS_FILE, PROCESSOR_FOLDER, REPORT, hash_of
 from energon_pack.dataset.media_sums import MEDIA_SUMS_FILE, joined_sums
-from energon_pack.dataset.plan_counts import sums_of_written_plan
+from energon_pack.dataset.plan_counts import totals_of_written_plan
 from energon_pack.dataset.shards import ShardJob
 from energon_pack.dataset.skipped_file import read_ledger
 from energon_pack.errors import PackError, amount
@@ -56,12 +56,12 @@ def refuse_missing_shards(destination: DatasetInFolder, jobs: Iterable[ShardJob]
 def write_nv_meta(planned: Planned, written: Written, output: OutputConfig) -> None:
     """Write `.nv-meta` of a dataset into its folder: what Energon and training read besides the shards."""
     method, mixture, folder = planned.method, planned.report.mixture, written.folder
-    manifest = manifest_of(planned.lengths, planned.plan, method.identity, planned.cost, planned.content, mixture)
+    manifest = manifest_of(planned.lengths, planned.plan, method.identity, planned.cost_model, planned.content, mixture)
     manifest["key_prefix"] = planned.shards.key_prefix
     yaml, sqlite = output.dataset_yaml.value, output.sqlite
     _write_input_rules(folder, method.template_folder)
-    sums = sums_of_written_plan(PlanFile(DatasetFolder(folder)), planned.cost)
-    write_whole(folder / META_FOLDER / PACK_SUMS_FILE, sums.to_bytes())
+    sums = totals_of_written_plan(PlanFile(DatasetFolder(folder)), planned.cost_model)
+    write_whole(folder / META_FOLDER / PACK_TOTALS_FILE, sums.to_bytes())
     media_sums = joined_sums(shard.media_sums for shard in written.shards)
     if media_sums is not None:
         write_whole(folder / META_FOLDER / MEDIA_SUMS_FILE, media_sums)

@@ -91,7 +91,7 @@ def max_over_mean(cost: Floats, ranks: int, micro_batches: int = 1) -> float:
 
 def largest_trained_deviation(trained: Ints, size: int) -> float:
     """Return the largest distance of a step's trained tokens from the mean over steps of `size` packs; 0.1 is 10 %."""
-    return float(_deviations(trained, size).max(initial=0))
+    return float(_trained_deviations(trained, size).max(initial=0))
 
 
 def _rank_costs(cost: Floats, ranks: int, micro_batches: int) -> Floats:
@@ -118,24 +118,24 @@ def _max_over_mean_bounds(cost: Floats, ranks: int, micro_batches: int) -> tuple
 
 
 def _trained_figures(trained: Ints, size: int) -> dict[str, float]:
-    off = _deviations(trained, size)
+    off = _trained_deviations(trained, size)
     if not len(off):
         return {"worst": 0.0, "bound": 0.0, "beyond": 0.0}
     shares = {
         "worst": off.max(),
-        "bound": _deviation_bound(trained[: len(off) * size], size),
+        "bound": _trained_deviation_bound(trained[: len(off) * size], size),
         "beyond": (off > _NEAR_THE_MEAN).mean(),
     }
     return {name: round(float(value), 4) for name, value in shares.items()}
 
 
-def _deviations(trained: Ints, size: int) -> Floats:
+def _trained_deviations(trained: Ints, size: int) -> Floats:
     """Return the distance of each whole step's trained tokens from their mean; empty if nothing is trained."""
     steps = trained[: len(trained) // size * size].reshape(-1, size).sum(axis=1)
     return np.abs(steps / steps.mean() - 1) if steps.any() else np.zeros(0)
 
 
-def _deviation_bound(trained: Ints, size: int) -> float:
+def _trained_deviation_bound(trained: Ints, size: int) -> float:
     """Return a lower bound, over all orders, on the largest distance from the mean: the pack that trains on most, or
     least, has to be in some step, at best with packs that make up for it.
     """

@@ -69,7 +69,7 @@ class RejectedFamily:
 
 
 @dataclass(frozen=True)
-class TemplateChoice:
+class MediaRulesChoice:
     """Which media rules were chosen for a model, and how they compared with its processor; saved with the template."""
 
     template: str  # a name in FAMILIES
@@ -135,7 +135,7 @@ class _Candidate:
 
 
 @quiet_transformers()
-def choose_template(settings: TemplateSettings, folder: Path) -> tuple[Template, TemplateChoice]:
+def choose_template(settings: TemplateSettings, folder: Path) -> tuple[Template, MediaRulesChoice]:
     """Build a model's template with the first media rules that count as its full processor; return it and the choice.
 
     Args:
@@ -148,7 +148,7 @@ def choose_template(settings: TemplateSettings, folder: Path) -> tuple[Template,
     name, where = settings.model.template, f"model.processor={settings.model.path_or_hub_id()}"
     refuse_damaged(folder)
     if name == "text":
-        return build(settings, folder), TemplateChoice(name)
+        return build(settings, folder), MediaRulesChoice(name)
     if name == AUTO:
         if not has_media_parts(folder):
             raise PackError(
@@ -166,7 +166,9 @@ def choose_template(settings: TemplateSettings, folder: Path) -> tuple[Template,
         except ImportError as error:
             if name == AUTO:
                 raise PackError(f"{where}: its full processor can't be asked: {one_line(error, 160)}") from None
-            return template, TemplateChoice(name, note=f"not compared with the full processor: {one_line(error, 160)}")
+            return template, MediaRulesChoice(
+                name, note=f"not compared with the full processor: {one_line(error, 160)}"
+            )
         full = full_processor(template.spec.processor)
         kinds = candidates[0].outcomes.keys() - {"text"}
         if name == AUTO:
@@ -185,7 +187,7 @@ def choose_template(settings: TemplateSettings, folder: Path) -> tuple[Template,
     unread = unread_arguments(best.template.spec.processor)
     refuse_pixel_limits(unread, settings.model, type(full).__name__, where)
     kinds = kinds | (best.outcomes.keys() & {HEARD_VIDEOS})
-    choice = TemplateChoice(
+    choice = MediaRulesChoice(
         best.name,
         type(full).__name__,
         {kind: best.outcomes[kind].num_compared for kind in sorted(best.exact_kinds)},

@@ -145,7 +145,11 @@ def inputs_made(processor: Any, rules: InputRules) -> dict[str, dict[str, Any]]:
     Media that its call refuses are left out.
     """
     by_kind = {kind: _inputs_of_kind(processor, rules, kind) for kind in rules.media_tokens}
-    return {kind: {name: _kept(value) for name, value in inputs.items()} for kind, inputs in by_kind.items() if inputs}
+    return {
+        kind: {name: _array_figures(value) for name, value in inputs.items()}
+        for kind, inputs in by_kind.items()
+        if inputs
+    }
 
 
 def different_inputs(processor: Any, rules: InputRules) -> str:
@@ -169,7 +173,7 @@ def different_inputs(processor: Any, rules: InputRules) -> str:
     return ""
 
 
-def different_kept(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
+def different_figures(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
     """Say the first input in which the figures that two datasets kept differ; empty: there is none."""
     for kind in first.keys() & second.keys():
         for name in sorted(first[kind].keys() | second[kind].keys()):
@@ -211,7 +215,7 @@ def _array(value: Any) -> Array:
         return np.asarray(json.dumps(value, default=str))
 
 
-def _kept(value: Array) -> dict[str, Any]:
+def _array_figures(value: Array) -> dict[str, Any]:
     """Return figures of an input: its shape, and its numbers, their hash, or their means."""
     shape = list(value.shape)
     if not _is_measured(value):

@@ -21,7 +21,7 @@ from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import ADDED_KINDS
 from energon_pack.templates.build import build
 from energon_pack.templates.chat.jinja import writes_date
-from energon_pack.templates.choose_rules import RejectedFamily, TemplateChoice, choose_template
+from energon_pack.templates.choose_rules import MediaRulesChoice, RejectedFamily, choose_template
 from energon_pack.templates.families import ASKING_FAMILIES, AUTO, FAMILIES
 from energon_pack.templates.families.rules import MediaRules, ProcessorSettings
 from energon_pack.templates.folder import local_folder, small_files
@@ -67,7 +67,7 @@ def prepare_template(settings: TemplateSettings, cache_dir: Path) -> str:
     saved = _template_folder(settings, cache_dir, folder)
 
     def make(built: Path) -> None:
-        template, choice = _template_and_choice(settings, folder)
+        template, choice = _template_and_rules_choice(settings, folder)
         choice = replace(choice, ends_answers=template.ends_answers)
         template.save(built)
         if not choice.note:
@@ -82,18 +82,18 @@ def prepare_template(settings: TemplateSettings, cache_dir: Path) -> str:
     return os.fspath(saved)
 
 
-def choice_of(folder: str) -> TemplateChoice:
+def choice_of(folder: str) -> MediaRulesChoice:
     """Return which media rules a saved template has, and how they were chosen; `prepare_template` gave its folder."""
     return _choice_from_json(json.loads(Path(folder, _CHOICE_FILE).read_bytes()))
 
 
-def _choice_from_json(values: Any) -> TemplateChoice:
+def _choice_from_json(values: Any) -> MediaRulesChoice:
     if values["template"] not in FAMILIES:
         raise ValueError(f"there is no model.template={values['template']}")
-    return TemplateChoice(**{**values, "tried": [RejectedFamily(**item) for item in values["tried"]]})
+    return MediaRulesChoice(**{**values, "tried": [RejectedFamily(**item) for item in values["tried"]]})
 
 
-def _template_and_choice(settings: TemplateSettings, folder: Path) -> tuple[Template, TemplateChoice]:
+def _template_and_rules_choice(settings: TemplateSettings, folder: Path) -> tuple[Template, MediaRulesChoice]:
     """Return the result of `choose_template`, from the user's cache if it has the same processor and settings."""
     key = _template_key(settings, folder)
     if kept := read_kept("choices", key, _choice_from_json):

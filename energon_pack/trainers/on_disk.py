@@ -17,7 +17,7 @@ import numpy as np
 from energon_pack.dataset.damaged_shards import refuse_damaged_shards
 from energon_pack.dataset.encoder import pack_encoder
 from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.manifest import PACK_SUMS_FILE, PackSums, is_metadataset, read_unchanged
+from energon_pack.dataset.manifest import PACK_TOTALS_FILE, TotalsOfPacks, is_metadataset, read_unchanged
 from energon_pack.dataset.pack_files import members_of_pack
 from energon_pack.dataset.pack_parts import PackParts
 from energon_pack.errors import PackError
@@ -68,14 +68,14 @@ class PackedDataset(PacksByNumber):
         if not len(numbers):
             raise PackError(f"split={split}: {path} has no pack in it: output.splits.{split} of the packing fills it")
         self._num_packs, self._numbers = len(numbers), numbers
-        self._split_sums = PackSums(*(column[numbers] for column in sums))
+        self._split_sums = TotalsOfPacks(*(column[numbers] for column in sums))
         self.fingerprint = f"{self.encoder.made['key_prefix']}-{split}-{len(numbers)}"
 
     def _key_and_members(self, epoch: int, number: int) -> tuple[str, Iterable[MemberInput]]:
         parts = self._files.parts(int(self._numbers[number]))
         return parts["__key__"], members_of_pack(parts, self.encoder.made["flavor"], self._files.read_media)
 
-    def _pack_sums(self, epoch: int) -> PackSums:
+    def _pack_totals(self, epoch: int) -> TotalsOfPacks:
         return self._split_sums
 
     @cached_property
@@ -106,16 +106,16 @@ class PackedDataset(PacksByNumber):
         ]
         return np.array(taken, np.int64)
 
-    def _read_sums(self) -> PackSums:
+    def _read_sums(self) -> TotalsOfPacks:
         """Read sums over the members of each pack of the dataset; PackError: they are not of these shards."""
         folder, hashes = self._files.folder, self.encoder.made.get("hashes", {})
         try:
-            sums = PackSums.read(read_unchanged(folder.path, PACK_SUMS_FILE, hashes.get(PACK_SUMS_FILE)))
+            sums = TotalsOfPacks.read(read_unchanged(folder.path, PACK_TOTALS_FILE, hashes.get(PACK_TOTALS_FILE)))
         except (OSError, ValueError) as error:
             raise PackError(str(error)) from None
         if len(sums.tokens) != len(self._files):
             raise PackError(
-                f"{folder} has {len(self._files)} packs, and {PACK_SUMS_FILE} has {len(sums.tokens)}:"
+                f"{folder} has {len(self._files)} packs, and {PACK_TOTALS_FILE} has {len(sums.tokens)}:"
                 " python -m energon_pack.verify says what is wrong"
             )
         return sums

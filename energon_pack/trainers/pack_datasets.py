@@ -13,7 +13,7 @@ import numpy.typing as npt
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from energon_pack.dataset.manifest import PackSums
+from energon_pack.dataset.manifest import TotalsOfPacks
 from energon_pack.errors import PackError
 from energon_pack.run.seeded_random import Ints
 from energon_pack.samples.member import MemberInput
@@ -81,7 +81,7 @@ class PacksByNumber(PackDatasetBase, Dataset[Pack]):
         """Return a pack's key and its members, not encoded."""
 
     @abstractmethod
-    def _pack_sums(self, epoch: int) -> PackSums:
+    def _pack_totals(self, epoch: int) -> TotalsOfPacks:
         """Return sums over the members of each pack of an epoch: tokens, costs."""
 
     def __len__(self) -> int:
@@ -128,7 +128,7 @@ class PacksByNumber(PackDatasetBase, Dataset[Pack]):
             float64[2, num_packs], the cost of each pack in the language model and in the vision encoder;
             int64[num_packs], its trained tokens.
         """
-        lm, vision, _, trained = self._pack_sums(epoch)
+        lm, vision, _, trained = self._pack_totals(epoch)
         return np.stack([lm, vision]), trained.astype(np.int64)
 
     def lens(self, epoch: int = 0) -> Ints:
@@ -136,7 +136,7 @@ class PacksByNumber(PackDatasetBase, Dataset[Pack]):
 
         With `packing.max_members=1` these are the lengths of samples, for `LengthGroupedSampler`.
         """
-        return self._pack_sums(epoch).tokens.astype(np.int64)
+        return self._pack_totals(epoch).tokens.astype(np.int64)
 
     def as_dataset(self, epochs: int = 1, ranks: int | None = None, micro_batches: int | None = None) -> Any:
         """Return a `datasets.Dataset` whose rows name packs, in an order with even steps; `collator` reads them.

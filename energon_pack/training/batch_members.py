@@ -106,7 +106,7 @@ class ReadMembers:
     """The members that `read_members` found in a batch, and the inputs that tell where they are."""
 
     #: names of these inputs, joined by "and"
-    sources: str
+    input_names: str
     spans: list[MemberSpan]
 
 

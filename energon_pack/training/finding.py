@@ -67,7 +67,7 @@ class Finding:
 
     @property
     def loss_agrees(self) -> bool:
-        """Whether the batch has the loss of its samples alone, within the tolerance."""
+        """Whether the batch has the loss of its samples alone, within the tolerance; true if no loss was compared."""
         return self.differences[1] <= self.tolerance
 
     @property

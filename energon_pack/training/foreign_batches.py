@@ -24,7 +24,7 @@ def foreign_batch_handling(model: Any, trials_of: list[Trials]) -> BatchHandling
 
     def remedy(inputs: Mapping[str, Any]) -> str:
         attention = attention_of(model)
-        by = read_members(inputs, trials_of[0].sizes).sources
+        by = read_members(inputs, trials_of[0].sizes).input_names
         told = f"Members are told by {by}, which the model, or its attention ({attention}), does not heed"
         return "; ".join([told, *dict.fromkeys(_reasons(inputs, attention))])
 
@@ -53,7 +53,7 @@ def try_batches(
         are_packed |= len({one.row for one in places}) < len(places)
         check(model, inputs)
     if not are_packed:
-        by = read_members(inputs, trials.sizes).sources
+        by = read_members(inputs, trials.sizes).input_names
         raise MixingError(f"no row of these batches has two members, by {by}: nothing shows whether they mix")
     if members is not None:
         name = class_of(model).__name__

@@ -157,7 +157,7 @@ def run_change(
     labels, in the graph that the training takes.
     """
     routing = Routing() if has_experts(pending.part) else None
-    run = partial(_run, pending)
+    run = partial(_request_outputs, pending)
     unchanged = with_all_logits(pending.inputs) if pending.is_compiled else without_loss(pending.inputs)
     try:
         as_is = yield from run(unchanged, routing)
@@ -190,7 +190,7 @@ def run_change(
     return change
 
 
-def _run(
+def _request_outputs(
     pending: PendingForward, inputs: Mapping[str, Any], routing: Routing | None = None
 ) -> Generator[RequestedRun, None, Tensor]:
     """Run a model once and return its outputs [B, S, values]; nothing is saved for a backward."""

@@ -251,8 +251,8 @@ def _without_tree_attention(model: Any) -> Iterator[None]:
 
 
 #: attention implementations to try where another one fails, and those for trees
-_ATTENTIONS = ("sdpa", "eager")
-_TREE_ATTENTIONS = (TREE_ATTENTION, *_ATTENTIONS)
+_FALLBACK_ATTENTIONS = ("sdpa", "eager")
+_FALLBACK_TREE_ATTENTIONS = (TREE_ATTENTION, *_FALLBACK_ATTENTIONS)
 
 
 def find_remedy(
@@ -268,7 +268,9 @@ def find_remedy(
     is_partly_set = len({getattr(part, "_attn_implementation", None) is None for part in configs_in(config)}) > 1
     config = copy.deepcopy(config)
     config._attn_implementation = None  # a name that is given reaches all parts
-    for name in dict.fromkeys([attention, *(_TREE_ATTENTIONS if isinstance(samples, ProbeTree) else _ATTENTIONS)]):
+    for name in dict.fromkeys(
+        [attention, *(_FALLBACK_TREE_ATTENTIONS if isinstance(samples, ProbeTree) else _FALLBACK_ATTENTIONS)]
+    ):
         for mask in masks_to_try(make, config, samples):
             if name == attention and mask in masks and not is_partly_set:
                 continue

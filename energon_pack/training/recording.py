@@ -46,11 +46,11 @@ def run_and_record(
     follow: bool = False,
     follow_sketch: bool = False,
 ) -> RunValues:
-    """Run a part of a model by `call` and record its outputs.
+    """Run `part`, a part of a model, by `call(**inputs)`; record its loss, and its outputs as sketches (`sketch_of`).
 
     Args:
-        follow: record embeddings that require gradients, too.
-        follow_sketch: a loss is computed from the sketches.
+        follow: record the embeddings, too, made to require gradients.
+        follow_sketch: keep the graph of the sketches, so that a loss of them has gradients.
     """
     seen, shape = RunValues(), tokens_of(inputs).shape[:2]
     head = getattr(part, "get_output_embeddings", lambda: None)()

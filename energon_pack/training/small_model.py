@@ -57,7 +57,7 @@ def build_with_small_sizes(
         logits: runs a text of more than `SMALL_LEN` tokens alone in a model: [L, vocabulary]; raises if it fails.
     """
     model = build(config)
-    sizes = [size for size in _sizes_in_text_configs(config) if longest is None or size.value < longest]
+    sizes = [size for size in _possible_token_counts(config) if longest is None or size.value < longest]
     shaped = shapes(config) if sizes else None
     sizes = [size for size in sizes if _answer_while_small([size], lambda: shapes(config) == shaped or None)]
     if not sizes:
@@ -90,7 +90,7 @@ def _answer_while_small(sizes: list[ConfigSize], question: Callable[[], _Answer 
             size.set(size.value)
 
 
-def _sizes_in_text_configs(config: Any) -> Iterator[ConfigSize]:
+def _possible_token_counts(config: Any) -> Iterator[ConfigSize]:
     """Yield the numbers in the text config and the configs around it; those of a vision tower count no text tokens."""
     text = config.get_text_config()
     for part in {id(part): part for part in (config, *configs_in(text))}.values():

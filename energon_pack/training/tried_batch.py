@@ -62,7 +62,7 @@ class TriedBatch:
 
     @property
     def comparable_members(self) -> list[int]:
-        """Numbers of the members whose inputs alone are known: all, or where media may be anybody's, those of words."""
+        """Numbers of members whose inputs alone are known: all, or if nobody knows whose media are, those without."""
         every = range(len(self.members))
         if not self.shares.open_names or self.types is None:
             return [] if self.shares.open_names else [*every]

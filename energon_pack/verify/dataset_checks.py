@@ -12,7 +12,7 @@ import numpy as np
 from energon_pack.dataset.energon import SAMPLE_LOADER, changed_keys, dataset_yamls, sample_loader_py
 from energon_pack.dataset.files import LEDGER, PAGE, PLAN, REQUIRED_FILES, PlanFile, value_at
 from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.manifest import HASHED_FILES, MANIFEST, PACK_SUMS_FILE, PROCESSOR_FOLDER, REPORT, hash_of
+from energon_pack.dataset.manifest import HASHED_FILES, MANIFEST, PACK_TOTALS_FILE, PROCESSOR_FOLDER, REPORT, hash_of
 from energon_pack.dataset.media_sums import MEDIA_SUMS_FILE
 from energon_pack.dataset.pack_files import packs_in
 from energon_pack.dataset.sample_class import STACK_FLAVORS
@@ -32,7 +32,7 @@ from energon_pack.verify.shard_checks import VerifiedShard, read_packs
 
 _META_FILE_NAMES = {
     "dataset.yaml", "crude.yaml", "typed.yaml", "split.yaml", ".info.json", ".info.yaml", MANIFEST,
-    "index.sqlite", "index.uuid", SAMPLE_LOADER, INPUTS_FILE, TRIAL_FILE, PACK_SUMS_FILE, MEDIA_SUMS_FILE,
+    "index.sqlite", "index.uuid", SAMPLE_LOADER, INPUTS_FILE, TRIAL_FILE, PACK_TOTALS_FILE, MEDIA_SUMS_FILE,
 }  # fmt: skip
 INDEX_NAME = "index.sqlite"
 #: as Energon queries its index

@@ -12,7 +12,12 @@ from energon_pack.plan.items import Items, Lengths
 from energon_pack.plan.pack_lengths import Choice
 from energon_pack.plan.settings import Algorithm, PackingConfig
 from energon_pack.report.images import advise_to_shrink, count_images_at_token_bounds
-from energon_pack.report.which_length import drops_little_and_fills, lengths_to_try, recommend_length, try_job_of
+from energon_pack.report.which_length import (
+    drops_little_and_fills,
+    lengths_to_try,
+    lengths_trial_job_of,
+    recommend_length,
+)
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.media.medium import Media
 from energon_pack.templates.families.qwen_vl import QwenVL
@@ -97,7 +102,7 @@ def test_an_estimate_counts_packs_and_does_not_make_them_even(num_samples: int, 
         zeros.astype(np.int8), zeros, zeros, zeros.astype(np.int8), zeros + 1,
     )  # fmt: skip
     lengths = cast(Lengths, SimpleNamespace(items=items, seed=0, has_pairs=False))
-    tried, packing, *_ = try_job_of(lengths, PackingConfig(max_token_len=64), [128])
+    tried, packing, *_ = lengths_trial_job_of(lengths, PackingConfig(max_token_len=64), [128])
     assert (len(tried), packing.algorithm) == (2_000, algorithm)
 
 

@@ -13,7 +13,7 @@ import pytest
 from energon_pack.errors import PackError
 from energon_pack.samples.media.medium import Media
 from energon_pack.templates.build import build
-from energon_pack.templates.choose_rules import TemplateChoice, choose_template
+from energon_pack.templates.choose_rules import MediaRulesChoice, choose_template
 from energon_pack.templates.families.qwen_vl import QwenVL
 from energon_pack.templates.families.rules import positive_int
 from energon_pack.templates.full_processor import quiet_transformers
@@ -292,14 +292,14 @@ def test_videos_of_several_lengths_are_tried_with_enough_frames() -> None:
 def test_what_is_left_out_is_said_once_in_words() -> None:
     """Samples of videos with images go with the videos: three lines for one reason were said."""
     why = "no such token"
-    alone = TemplateChoice(
+    alone = MediaRulesChoice(
         "kimi", "KimiProcessor", {"image": 50}, {"mixed": "it knows none", "uneven": "none", "video": why}
     )
     assert alone.lines("auto") == [
         "videos of KimiProcessor can't be measured: no such token",
         "model.template=kimi counts media as KimiProcessor does: tried with 50 images",
     ]
-    several = TemplateChoice("internvl", "P", {"image": 50, "video": 5}, {"uneven": "stack expects equal sizes"})
+    several = MediaRulesChoice("internvl", "P", {"image": 50, "video": 5}, {"uneven": "stack expects equal sizes"})
     assert several.lines("auto") == [
         "videos of several lengths in one sample of P can't be measured: stack expects equal sizes",
         "model.template=internvl counts media as P does: tried with 50 images, 5 videos",

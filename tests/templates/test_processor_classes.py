@@ -13,7 +13,7 @@ import pytest
 from energon_pack.errors import PackError
 from energon_pack.samples.media.medium import Media
 from energon_pack.templates.build import build
-from energon_pack.templates.choose_rules import TemplateChoice
+from energon_pack.templates.choose_rules import MediaRulesChoice
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import MediaConfig
 from support.marks import slow
@@ -83,7 +83,7 @@ def test_a_class_that_is_counted_wrong_is_not_in_the_table_as_exact(
             return [(text + "!", number) for text, number in expand_all(media, frames)]
 
         monkeypatch.setattr(template.rules, "expand_all", wrong)
-        return template, TemplateChoice("shapes")
+        return template, MediaRulesChoice("shapes")
 
     monkeypatch.setattr(processors, "choose_template", one_token_more)
     row = row_of(processors, "Qwen2VLProcessor")

@@ -163,7 +163,7 @@ def test_a_batch_of_embeddings_is_tried() -> None:
     batch = without(GOOD, "input_ids") | {"inputs_embeds": model.get_input_embeddings()(GOOD["input_ids"])}
     assert not guard(model, batches=[batch]).trials[0].mixes
     bounded = without(batch, "position_ids") | {"cu_seq_lens_q": CU}
-    assert read_members(bounded).sources == "cu_seq_lens_q"
+    assert read_members(bounded).input_names == "cu_seq_lens_q"
     with pytest.raises(MixingError, match="mixes the members of batch 0"):
         guard(model, batches=[bounded])
 

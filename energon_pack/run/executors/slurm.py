@@ -181,7 +181,7 @@ class Chain:
         """
         for stage in (LENGTHS, PLAN, WRITE, PUBLISH):
             for log in sorted(self.folder.glob(f"{stage}*.log"), key=lambda path: (path.stat().st_mtime, path.name)):
-                code, why = _exit_code_and_reason(log)
+                code, why = _exit_code_and_error_line(log)
                 if code != 0 and (are_over or code is not None):
                     kind = SamplesLost if code == SamplesLost.exit_code else PackError
                     return kind(f"{why} ({log}); the same command goes on from what is there")
@@ -195,7 +195,7 @@ class Chain:
         )
 
 
-def _exit_code_and_reason(log: Path) -> tuple[int | None, str]:
+def _exit_code_and_error_line(log: Path) -> tuple[int | None, str]:
     """Return a task's exit code, None if it was killed with its script, and the line with the reason."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     code = None

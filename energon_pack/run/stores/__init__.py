@@ -29,7 +29,7 @@ _PROCESS = os.getpid()
 _clients: list[Any] = []
 
 
-_MAX_READS = 100  # how often an object is read that changes meanwhile
+_MAX_READ_ATTEMPTS = 100  # how often an object is read that changes meanwhile
 _DELETED_AT_ONCE = 1000
 #: type of a storage provider → our extra, and the package in it that is needed to open the store
 _PACKAGES_BY_PROVIDER = {"s3": ("s3", "boto3"), "gcs": ("gs", "google-cloud-storage")}
@@ -82,7 +82,7 @@ def read_with_version(address: str) -> tuple[bytes, str]:
     Raises:
         StoreError: the object is written between the two requests each time.
     """
-    for _ in range(_MAX_READS):
+    for _ in range(_MAX_READ_ATTEMPTS):
         file = find(address)
         data, version = read(address, 0, file.size)
         if version in (None, file.version):

@@ -63,7 +63,7 @@ NOTHING_DROPPED = Dropped([], [])
 class WordCheck:
     """Finds the words that one chat template drops."""
 
-    think: Sequence[ThinkMarks]  # the marks around thoughts within texts
+    think_marks: Sequence[ThinkMarks]  # the marks around thoughts within texts
     special: SpecialTokens  # no words stand in them: `<end_of_turn>` is no call of a function `of`
     has_blocks: bool  # the template has `{% generation %}` blocks, beside which words of a turn may stand, too
 
@@ -84,7 +84,9 @@ class WordCheck:
         gap = cursor = 0  # where the turns before the next of `answers` begin, and where the one before this turn ends
         for i, (message, following) in enumerate(zip(messages, starts, strict=True)):
             is_answer = message["role"] == "assistant"
-            words = [*chain(*_words_of_answer(message, i, self.think))] if is_answer else _words_of_turn(message, i)
+            words = (
+                [*chain(*_words_of_answer(message, i, self.think_marks))] if is_answer else _words_of_turn(message, i)
+            )
             where = text if any(self.special.first(str(each.value)) for each in words) else blank
             if i in answers and is_answer:
                 start, end = answers[i]
@@ -121,7 +123,9 @@ class WordCheck:
             orders = (
                 chain(*groups)
                 for is_sorted, name_last in ((False, False), (True, False), (False, True))
-                for groups in permutations(_words_of_answer(message, lost[0].message, self.think, is_sorted, name_last))
+                for groups in permutations(
+                    _words_of_answer(message, lost[0].message, self.think_marks, is_sorted, name_last)
+                )
             )
             for order in orders:
                 fewer, _ = _lost_in_order(order, compact, is_compact=True)
@@ -135,7 +139,7 @@ class WordCheck:
 
 
 def _words_of_answer(
-    message: Message, i: int, think: Sequence[ThinkMarks], is_sorted: bool = False, name_last: bool = False
+    message: Message, i: int, think_marks: Sequence[ThinkMarks], is_sorted: bool = False, name_last: bool = False
 ) -> list[list[ExpectedWords]]:
     """Return the words of an assistant's turn in groups: its thought, its text, its calls."""
     thoughts = [message[key] for key in THOUGHT_KEYS if isinstance(message.get(key), str)]
@@ -151,7 +155,7 @@ def _words_of_answer(
         calls += [*scalars, *named] if name_last else [*named, *scalars]
     return [
         [ExpectedWords(THOUGHT, thought, i) for thought in dict.fromkeys(thoughts)],
-        [piece for text in texts_of([message]) for piece in _split_at_thoughts(text, i, think)],
+        [piece for text in texts_of([message]) for piece in _split_at_thoughts(text, i, think_marks)],
         calls,
     ]
 
@@ -161,9 +165,9 @@ def _words_of_turn(message: Message, i: int) -> list[ExpectedWords]:
     return [ExpectedWords(TEXT, text, i) for text in texts_of([message])]
 
 
-def _split_at_thoughts(text: str, i: int, think: Sequence[ThinkMarks]) -> Iterator[ExpectedWords]:
+def _split_at_thoughts(text: str, i: int, think_marks: Sequence[ThinkMarks]) -> Iterator[ExpectedWords]:
     """Yield the thoughts in a text, and what stands around them."""
-    marks = next((each for each in think if each.closing in text), None)
+    marks = next((each for each in think_marks if each.closing in text), None)
     cursor = 0
     while marks and (end := text.find(marks.closing, cursor)) >= 0:
         start = text.find(marks.opening, cursor, end)

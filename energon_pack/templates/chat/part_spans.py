@@ -16,7 +16,7 @@ from energon_pack.templates.chat.renderer import last_question
 from energon_pack.templates.chat.text_marks import MarkedConversation, TextEdge, TextOwner
 from energon_pack.templates.chat.turns import Span, TurnForm, pattern_of, shared_beginning
 
-_MAX_PATTERNS = 10_000
+_MAX_CACHED_LENGTHS = 10_000
 #: the weights of the parts of turns that have several, by the index of the message
 Parts = Mapping[int, PartWeights]
 
@@ -80,7 +80,7 @@ class PartSpanFinder:
         pattern = pattern_of(marked.messages, span.message, last_question(marked.messages))
         key = (pattern, marked.level, bool(previous), bool(call), marked.text[start : first.position])
         if key not in self._before_calls:
-            if len(self._before_calls) >= _MAX_PATTERNS:
+            if len(self._before_calls) >= _MAX_CACHED_LENGTHS:
                 self._before_calls.clear()
             self._before_calls[key] = self._length_before_call(marked, span, previous, first.position, call)
         return start + self._before_calls[key]

@@ -23,7 +23,7 @@ from energon_pack.samples.skip import Skip
 OPEN, CLOSE = "\ufdd0", "\ufdd1"
 _MARKS = re.compile(f"({OPEN}|{CLOSE})")
 
-_MAX_PATTERNS = 10_000
+_MAX_CACHED_RESULTS = 10_000
 _MANY_CALLS = 4  # calls of one turn; templates write all calls between the first and the last alike
 
 TurnPattern = tuple[Any, ...]
@@ -177,7 +177,7 @@ class PrefixRendering:
         Returns None if `proved` is None. The first result for a pattern is kept for `known_agreement`.
         """
         agrees = None if proved is None else self._are_same(text, spans, proved)
-        if len(self._agrees) < _MAX_PATTERNS:
+        if len(self._agrees) < _MAX_CACHED_RESULTS:
             self._agrees.setdefault(pattern, agrees)
         return agrees
 

@@ -15,7 +15,7 @@ from energon_pack.templates.chat.left_out_tools import leaves_out_tools
 from energon_pack.templates.chat.renderer import Renderer
 from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.turns import CLOSE, OPEN
-from energon_pack.templates.choose_rules import TemplateChoice
+from energon_pack.templates.choose_rules import MediaRulesChoice
 from energon_pack.templates.settings import Empty, LabelsConfig, TemplateDrops, TrainOn
 
 CHATML = (
@@ -97,7 +97,7 @@ def test_the_last_answer_alone(source: str) -> None:
 def test_whether_a_token_ends_an_answer(source: str, expected: bool) -> None:
     """Where none does, the model is never trained to stop: a run says so in a line."""
     assert ChatTemplate(source, {}, SPECIAL).ends_answers is expected
-    lines = TemplateChoice("text", ends_answers=expected).lines("text")
+    lines = MediaRulesChoice("text", ends_answers=expected).lines("text")
     assert [line.partition(":")[0] for line in lines] == ["the chat template writes no token that ends an answer"] * (
         not expected
     )

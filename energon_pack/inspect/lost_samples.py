@@ -19,7 +19,7 @@ from energon_pack.run.console import say
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 
 
-def example_losses(lengths: Lengths, packing: PackingConfig) -> dict[str, tuple[str, str]]:
+def lost_sample_examples(lengths: Lengths, packing: PackingConfig) -> dict[str, tuple[str, str]]:
     """Return reason → id of one sample that would be lost for it, and the detail, which tells what to do."""
     examples: dict[str, tuple[str, str]] = {}
     for entry in ledger_entries(lengths, empty_plan(lengths.items), packing) if lengths.reasons else ():
@@ -29,7 +29,7 @@ def example_losses(lengths: Lengths, packing: PackingConfig) -> dict[str, tuple[
     return examples
 
 
-def print_losses(lengths: Lengths, examples: Mapping[str, tuple[str, str]]) -> None:
+def print_lost_samples(lengths: Lengths, examples: Mapping[str, tuple[str, str]]) -> None:
     """Print each reason for which samples would be lost, with their number and one example; then what packing notes."""
     noted = lengths.noted
     notes = [*note_lines(noted.counts, *map(noted.most_frequent_names, ("image_modes", "unknown_keys")))]
@@ -45,7 +45,7 @@ def print_losses(lengths: Lengths, examples: Mapping[str, tuple[str, str]]) -> N
         say(line)
 
 
-def print_cut_losses(report: Report, packing: PackingConfig) -> None:
+def print_cut_off_tokens(report: Report, packing: PackingConfig) -> None:
     """Print how many tokens cutting loses at `packing.max_token_len`, and whether that prevents publishing."""
     for line in part_lines(report):
         say(f"packing.overlong={packing.overlong.value}, {packing.max_token_len:,} tokens a pack: {line}")
@@ -53,7 +53,7 @@ def print_cut_losses(report: Report, packing: PackingConfig) -> None:
         say(f"nothing would be published: {why}")
 
 
-def settings_that_allow_losses(lengths: Lengths, max_skipped: float) -> list[str]:
+def settings_that_allow_lost_samples(lengths: Lengths, max_skipped: float) -> list[str]:
     """Return `max_skipped=…`, without which a command publishes nothing of these samples; []: it needs none.
 
     It is rounded up, with a tenth more, because the samples are only some of the source.
