@@ -20,7 +20,7 @@ from energon_pack.training.worker_start import schedule_try_at_fork
 def pack_encoder(
     path: str | Path, processor: str | None = None, trust_remote_code: bool = False, **options: Any
 ) -> PackEncoder:
-    """Return the encoder of a dataset's packs; `processor` …: as in `read_rules`; `options`: keywords of `PackEncoder`."""
+    """Return the encoder of a dataset's packs; `processor` …: as in `read_rules`; `options`: of `PackEncoder`."""
     manifest, rules = read_manifest(path), read_rules(path, processor, trust_remote_code)
     is_given, is_other = processor is not None or trust_remote_code, version_of("transformers") != rules.transformers
     if is_metadataset(path) or (rules.media_tokens and (is_given or is_other)):
