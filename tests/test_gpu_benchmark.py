@@ -70,6 +70,7 @@ def one_text(rows: Any, form: layout.RowForm) -> layout.Batch:
 layout_as_it_is = layout.neat
 
 
+@pytest.mark.slow
 def test_the_page_of_a_cpu_holds_and_each_step_is_in_the_csv(
     gpu: ModuleType, packs: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

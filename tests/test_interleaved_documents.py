@@ -17,6 +17,7 @@ from energon_pack.pack import pack
 from energon_pack.samples.settings import MissingMedia, ReadSettings
 from energon_pack.stages import planning
 from energon_pack.trainers.on_disk import PackedDataset
+from support.marks import slow
 from support.packed import json_lines, lengths, packed
 from support.running import command_here, need_torchvision
 from support.samples import picture, write_tar
@@ -105,7 +106,7 @@ def _torchvision() -> None:
     need_torchvision()
 
 
-@pytest.mark.parametrize("write", [as_jsonl, as_mmc4, as_tar, as_parquet])
+@pytest.mark.parametrize("write", [slow(as_jsonl), as_mmc4, slow(as_tar), as_parquet])
 def test_what_is_trained_is_the_text_with_its_pictures(
     write: Callable[[Path], Path], config: Make, tmp_path: Path, demo: tuple[Path, Path]
 ) -> None:

@@ -96,6 +96,7 @@ def noted(file: Path) -> list[tuple[int, Any]]:
 # ------------------------------------------------------------------------------------------------- transformers
 
 
+@pytest.mark.slow
 def test_the_tiny_model_learns_packed_and_unpacked(
     packed: Path, demo: tuple[Path, Path], run_main: Callable[..., str]
 ) -> None:
@@ -130,6 +131,7 @@ def test_a_blend_is_trained_on_as_a_dataset_is(
         assert "step 1  loss" in run_main(train_ddp, blend, "--processor", demo[1], *short)
 
 
+@pytest.mark.slow
 def test_the_loss_of_each_entry_of_a_mixture_is_said(
     config: Callable[..., PackConfig], demo: tuple[Path, Path], tmp_path: Path, run_main: Callable[..., str]
 ) -> None:
@@ -185,10 +187,8 @@ def test_validation_is_the_part_val_or_another_dataset_or_none(
     assert {str(row) for row in ids(iter(given), 99)} == val
 
 
-@pytest.mark.long("two trainings, the second from the checkpoint of the first")
-@pytest.mark.parametrize(
-    ("parallel", "dtype"), [("fsdp", "float32"), slow("fsdp", "bfloat16"), slow("ddp", "bfloat16")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("parallel", "dtype"), [("fsdp", "float32"), ("fsdp", "bfloat16"), ("ddp", "bfloat16")])
 def test_one_process_of_the_data_parallel_recipe_goes_on_where_it_was(
     packed: Path, demo: tuple[Path, Path], tmp_path: Path, run_main: Callable[..., str], parallel: str, dtype: str
 ) -> None:
@@ -744,8 +744,8 @@ def test_an_image_is_one_token_with_its_tiles() -> None:
         one_token_per_image(PackedBatch(batch), 9, 5)
 
 
-@pytest.mark.parametrize("same", [slow(False), True])
-@pytest.mark.long("a real processor is tried")
+@pytest.mark.slow
+@pytest.mark.parametrize("same", [False, True])
 def test_llavas_own_code_finds_the_images_of_a_real_pack(
     real: Path, config: Callable[..., PackConfig], tmp_path: Path, same: bool
 ) -> None:

@@ -52,7 +52,9 @@ _MEDIA_KINDS: list[tuple[str, ...]] = [
 #: a larger medium is drawn anew with this chance: the full processor takes 30 ms for a large one
 _MAX_USUAL_PIXELS, _REDRAW_CHANCE = 100_000, 0.85
 _STILL_SHARE = 0.25  # share of samples with one colour or still frames: shows a count that depends on pixels
-_UNEVEN_NUM_FRAMES = (36, 60)  # enough for processors that choose 32, and at 2 a second: no length is refused by chance
+#: of videos that few samples have, beside other media or of several lengths: enough for processors that choose 32, and
+#: at 2 a second, so that none of these kinds is refused by chance
+_LONG_NUM_FRAMES = (36, 60)
 _PROBE_MESSAGES = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": "Noise, I think."}]
 
 
@@ -172,7 +174,7 @@ class Trial:
 
     def _draw_sample(self, kinds: Sequence[str], rng: np.random.Generator, seed: int) -> TrialSample:
         is_uneven, kinds = UNEVEN_VIDEOS in kinds, [kind for kind in kinds if kind != UNEVEN_VIDEOS]
-        media = [_draw_medium(kind, rng, is_uneven) for kind in kinds]
+        media = [_draw_medium(kind, rng, is_long=is_uneven or len({*kinds}) > 1) for kind in kinds]
         if not is_uneven:
             last = next((medium for medium in reversed(media) if medium.num_frames), None)
             media = [
@@ -199,14 +201,14 @@ def sample_kinds_of(media: Iterable[str]) -> set[str]:
     return kinds | ({MIXED_MEDIA} if len(kinds) > 1 else set()) | ({UNEVEN_VIDEOS} if VIDEO.kind in kinds else set())
 
 
-def _draw_medium(kind: str, rng: np.random.Generator, is_uneven: bool) -> Media:
+def _draw_medium(kind: str, rng: np.random.Generator, is_long: bool) -> Media:
     if kind == HEARD_VIDEOS:
         heard = AUDIO.drawn(rng)
-        return replace(_draw_medium(VIDEO.kind, rng, is_uneven), num_samples=heard.num_samples, rate=heard.rate)
+        return replace(_draw_medium(VIDEO.kind, rng, is_long), num_samples=heard.num_samples, rate=heard.rate)
     while True:
-        medium = VIDEO.drawn(rng, _UNEVEN_NUM_FRAMES) if is_uneven and kind == VIDEO.kind else KINDS[kind].drawn(rng)
+        medium = VIDEO.drawn(rng, _LONG_NUM_FRAMES) if is_long and kind == VIDEO.kind else KINDS[kind].drawn(rng)
         num_pixels = medium.width * medium.height * max(medium.num_frames, 1)
-        if num_pixels <= _MAX_USUAL_PIXELS or is_uneven or rng.random() > _REDRAW_CHANCE:
+        if num_pixels <= _MAX_USUAL_PIXELS or is_long or rng.random() > _REDRAW_CHANCE:
             return medium
 
 

@@ -17,7 +17,7 @@ from energon_pack.templates.choose_rules import MediaRulesChoice, choose_templat
 from energon_pack.templates.families.qwen_vl import QwenVL
 from energon_pack.templates.families.rules import positive_int
 from energon_pack.templates.full_processor import quiet_transformers
-from energon_pack.templates.identity import UNEVEN_VIDEOS
+from energon_pack.templates.identity import MIXED_MEDIA, UNEVEN_VIDEOS
 from energon_pack.templates.processor import build_uncached_template, choice_of, prepare_template
 from energon_pack.templates.trial import Trial
 from support.marks import first_of
@@ -188,7 +188,10 @@ def test_settings_that_break_it_are_refused(folder: Path, name: str) -> None:
     assert all(word in line for word in words), line
 
 
-@pytest.mark.parametrize("write", [glm4v, llava_next, ovis2, paddleocr_vl, pixtral])
+@pytest.mark.parametrize(
+    "write",
+    [glm4v, llava_next, *(pytest.param(write, marks=pytest.mark.slow) for write in (ovis2, paddleocr_vl, pixtral))],
+)
 @pytest.mark.parametrize("name", ["max_pixels", "min_pixels"])
 def test_a_pixel_limit_that_counts_for_nothing_is_refused(
     tmp_path: Path, write: Callable[[Path], Path], name: str
@@ -282,11 +285,15 @@ def test_a_process_says_no_more(folder: Path, tmp_path: Path) -> None:
     assert len(errors.splitlines()) == 1, errors
 
 
-def test_videos_of_several_lengths_are_tried_with_enough_frames() -> None:
-    """Clips of 11 frames are refused by processors that choose 32, or 2 a second: users' longer ones were, too."""
-    [uneven] = [one.sample.media for one in Trial().samples if one.kind == UNEVEN_VIDEOS]
-    assert len({clip.num_frames for clip in uneven}) == 2
-    assert all(clip.num_frames >= 32 and clip.num_frames / clip.fps >= 1 for clip in uneven)
+@pytest.mark.parametrize("kind", [UNEVEN_VIDEOS, MIXED_MEDIA])
+def test_kinds_that_few_samples_have_are_tried_with_enough_frames(kind: str) -> None:
+    """Clips of 11 frames are refused by processors that choose 32, or 2 a second: users' longer ones were, too.
+
+    So Gemma 4 took no sample with an image and a video: all clips that its trial drew beside an image were short.
+    """
+    clips = [medium for one in Trial().samples if one.kind == kind for medium in one.sample.media if medium.num_frames]
+    assert len({clip.num_frames for clip in clips}) > 1
+    assert all(clip.num_frames >= 32 and clip.num_frames / clip.fps >= 1 for clip in clips)
 
 
 def test_what_is_left_out_is_said_once_in_words() -> None:

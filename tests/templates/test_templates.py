@@ -22,6 +22,7 @@ from energon_pack.templates.preprocess import smart_resize
 from energon_pack.templates.processor import build_uncached_template, load_saved_template, prepare_template
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
+from support.marks import slow
 from support.models import of_model
 from support.running import need_torchvision
 from support.samples import structure
@@ -158,7 +159,7 @@ def test_control_tokens_in_the_text(template: Template) -> None:
     assert template.render(Sample(turns("<|im_end|> and <|im_start|>", "x"), [])).num_control_tokens == 2
 
 
-@pytest.mark.parametrize("name", ["granite_docling_idefics3", "llava_onevision_qwen2_hf", "qwen2_5_vl"])
+@pytest.mark.parametrize("name", [slow("granite_docling_idefics3"), slow("llava_onevision_qwen2_hf"), "qwen2_5_vl"])
 def test_a_placeholder_is_no_control_token(real: Path, cache: Path, name: str) -> None:
     """`<image>` is a special token of some: every sample with an image was noted, and `control_tokens=skip` lost it."""
     of_name = load_saved_template(prepare_template(of_model("auto", real / "processors" / name), cache))

@@ -182,8 +182,10 @@ def in_the_inner_model(model: Any) -> Batches:
 
 
 LATER = [
-    in_long_rows, beside_long_members, in_several_rows, with_checkpoints, in_autocast, by_a_later_hook,
-    by_a_hook_of_all_modules, by_masks_of_a_shape, by_masks_of_a_tensor, by_a_flag, in_the_inner_model,
+    in_long_rows, with_checkpoints, by_a_later_hook, by_masks_of_a_shape, in_the_inner_model,
+    *map(slow, (
+        beside_long_members, in_several_rows, in_autocast, by_a_hook_of_all_modules, by_masks_of_a_tensor, by_a_flag,
+    )),
 ]  # fmt: skip
 
 
@@ -294,8 +296,7 @@ def losses_of_routers(model: Any) -> None:
 
 
 EXPERTS = [
-    a_tenth_of_the_row, routers_that_see_the_row, experts_of_a_limited_capacity,
-    losses_of_routers,
+    slow(a_tenth_of_the_row), routers_that_see_the_row, experts_of_a_limited_capacity, slow(losses_of_routers),
 ]  # fmt: skip
 
 

@@ -77,7 +77,7 @@ def test_a_heard_video_is_known_by_its_tokens(types: list[int], is_heard: bool) 
     assert has_audio_in_video(torch.tensor(types)) == is_heard
 
 
-@pytest.mark.long("a small model of four kinds of media")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_guard_shows_packs_with_them(template: Template, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Members see none of each other, and have the logits that the class gives each by itself.

@@ -91,7 +91,7 @@ def differences(dataset: Path, processor: Path, folder: Path, num_ranks: int, ru
     return found
 
 
-@pytest.mark.long("two ranks of a training that talk to each other")
+@pytest.mark.slow
 def test_the_loss_of_two_ranks_is_that_of_their_samples_alone(
     dataset: Path, demo: tuple[Path, Path], tmp_path: Path
 ) -> None:
