@@ -35,7 +35,7 @@ from energon_pack.templates.template import Template
 #: the tokenizer of the template that this process built last, by its folder: reading it takes a while
 _last_tokenizer: dict[str, Tokenizer] = {}
 
-_SAVED_VERSION = 10  # raise this number when `Template.save` writes other files, or a choice compares more
+_SAVED_VERSION = 11  # raise this number when `Template.save` writes other files, or a choice compares more
 #: packages that read a processor's files, or that it is compared with
 _VERSIONED_PACKAGES = ("energon-pack", "transformers", "tokenizers", "torch", "torchvision", "pillow", "numpy")
 #: settings of `model` that do not change the template
