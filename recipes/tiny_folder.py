@@ -54,7 +54,7 @@ def tiny_folder(processor: str, folder: str) -> Path:
     is_qwen = config.model_type.startswith("qwen") and hasattr(config, "vision_config")
     if is_qwen or hasattr(config, "vision_start_token_id"):  # its positions have three rows
         config.get_text_config().rope_parameters["mrope_section"] = [2, 3, 3]  # half of a head
-    _set_tokens(config, loaded, tokenizer)
+    _set_tokens(config, loaded, tokenizer, _stated(source))
     autos = (
         tf.AutoModelForImageTextToText,
         tf.AutoModelForCausalLM,
@@ -74,12 +74,19 @@ def tiny_folder(processor: str, folder: str) -> Path:
     return made
 
 
+def _stated(source: Path) -> dict[str, Any]:
+    """What the config.json beside the processor says; empty: there is none that names a model."""
+    file = source / "config.json"
+    value = json.loads(file.read_text()) if file.is_file() else {}
+    return value if "model_type" in value else {}
+
+
 def _config(source: Path, loaded: Any) -> Any:
     """The config beside the processor, or the default of the model that its class is for."""
     import transformers as tf
     from transformers.models.auto import processing_auto
 
-    if (source / "config.json").is_file() and "model_type" in json.loads((source / "config.json").read_text()):
+    if _stated(source):
         return tf.AutoConfig.from_pretrained(source)
     kinds = [
         kind for kind, name in vars(processing_auto)["PROCESSOR_MAPPING_NAMES"].items() if name == type(loaded).__name__
@@ -95,8 +102,11 @@ def _shrink(node: Any) -> None:
         node.layer_types = [types[0], types[-1]]
 
 
-def _set_tokens(config: Any, loaded: Any, tokenizer: Any) -> None:
-    """Give the config the ids of the processor's special tokens, and as many rows of embeddings as it has ids."""
+def _set_tokens(config: Any, loaded: Any, tokenizer: Any, stated: dict[str, Any]) -> None:
+    """Give the config the ids of the processor's special tokens, and as many rows of embeddings as it has ids.
+
+    Ids of media that its file states stay: Gemma 3's processor calls the mark before an image `image_token`.
+    """
     text = config.get_text_config()
     text.vocab_size = max(len(tokenizer), *tokenizer.get_vocab().values()) + 1
     for name in ("bos", "eos", "pad"):
@@ -106,7 +116,7 @@ def _set_tokens(config: Any, loaded: Any, tokenizer: Any) -> None:
         kind, is_token, _ = name.rpartition("_token_")
         spelled = kind, kind.replace("start", "bos").replace("end", "eos")  # as Qwen-Omni's processor names them
         token = next(filter(None, (getattr(loaded, f"{each}_token", None) for each in spelled)), f"<|{kind}|>")
-        if not is_token or not name.endswith(("_id", "_index")):
+        if not is_token or not name.endswith(("_id", "_index")) or stated.get(name, text.vocab_size) < text.vocab_size:
             continue
         if kind not in ("bos", "eos", "pad") and isinstance(token, str) and token in tokenizer.get_vocab():
             setattr(config, name, tokenizer.convert_tokens_to_ids(token))

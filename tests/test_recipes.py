@@ -44,7 +44,7 @@ from support.marks import slow
 from support.packed import demo_config
 from support.packed import packed as pack_of
 from support.ports import free_ports
-from support.running import ROOT
+from support.running import ROOT, need_torchvision
 from support.samples import chat, video, write_tar
 from support.shards import Group
 
@@ -796,6 +796,20 @@ def test_a_tiny_folder_is_a_model_for_its_processor(packed: Path, demo: tuple[Pa
     batch = packs.collator(model)([packs[0]])
     assert model(**batch).loss.isfinite()
     assert sum(parameter.numel() for parameter in model.parameters()) < 3_000_000
+
+
+@pytest.mark.slow
+def test_a_tiny_folder_keeps_the_ids_of_media_that_its_config_states(real: Path, tmp_path: Path) -> None:
+    """Gemma 3's processor calls the mark before an image `image_token`: the model found one token for 256 features."""
+    need_torchvision()
+    transformers = importlib.import_module("transformers")
+    vision = {"image_size": 896, "patch_size": 14}
+    config = transformers.Gemma3Config(vision_config=vision, image_token_index=262144, mm_tokens_per_image=256)
+    processor = shutil.copytree(real / "processors" / "gemma3", tmp_path / "processor")
+    (processor / "config.json").unlink()
+    config.save_pretrained(processor)
+    assert recipes.main(["tiny", str(processor), str(tmp_path / "tiny")]) == 0
+    assert json.loads((tmp_path / "tiny" / "config.json").read_text())["image_token_index"] == 262144
 
 
 def test_a_tiny_folder_of_a_config_in_bfloat16_is_in_float32(demo: tuple[Path, Path], tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ _TIMES_TOO_LONG = 8  # times the longest sample: packs beyond it are called too 
 
 #: what makes media shorter, where no figures are known
 _WAYS_TO_SHRINK = {
-    IMAGE.kind: ["smaller images (model.max_pixels or media=resize_max_pixels)"],
+    IMAGE.kind: ["smaller images (media=resize_max_pixels media.max_pixels=N)"],
     VIDEO.kind: ["fewer frames (media=fps media.fps=1)", "smaller frames (media.video_max_pixels)"],
 }
 #: what is said of samples that are left out by choice: what, why it matters, the setting

@@ -179,5 +179,5 @@ def test_a_length_that_would_do_is_named() -> None:
         figures(report=overlong(30, 150_000), overlong_facts=OverlongFacts("image"), length_trials=longer)
     )
     assert remark.knob.startswith(
-        "smaller images (model.max_pixels or media=resize_max_pixels), or packing.max_token_len=32768"
+        "smaller images (media=resize_max_pixels media.max_pixels=N), or packing.max_token_len=32768"
     )
