@@ -13,6 +13,7 @@ import pytest
 
 from energon_pack import cli
 from energon_pack.config import PackConfig, conf_dir
+from energon_pack.dataset.manifest import read_manifest
 from energon_pack.pack import pack
 from support.html_page import check_page
 from support.marks import slow
@@ -330,6 +331,22 @@ def test_groups_for_other_hydra_apps(tmp_path: Path) -> None:
     result = command(tmp_path / "app.py", *overrides, cwd=tmp_path)
     assert result.stdout == "50 thd 4096 8 auto jsonl talk\n", result.stderr
     assert "qwen2_5_vl" not in command(tmp_path / "app.py", "--info", "defaults", cwd=tmp_path).stdout
+
+
+def test_the_page_on_hydra_packs_with_mounted_nodes_and_checks_them(tmp_path: Path) -> None:
+    """A user had to write a flattener of nodes into words; a config that was made in Python was not checked."""
+    page = (ROOT / "docs" / "hydra.md").read_text()
+    [program] = [part for part in page.split("```text\n") if part.startswith("import hydra\n")]
+    register = "from energon_pack.hydra_plugin import EnergonPackSearchPath\n"
+    register += "from hydra.core.plugins import Plugins\nPlugins.instance().register(EnergonPackSearchPath)\n"
+    (tmp_path / "app.py").write_text(register + program.partition("```")[0])
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "config.yaml").write_text("defaults: [energon_pack/packing@data.packing: thd, _self_]\n")
+    few = command(tmp_path / "app.py", "data.packing.max_token_len=4096", cwd=tmp_path)
+    assert few.returncode == 0, few.stderr
+    assert read_manifest(tmp_path / "packed" / "mine")["content"]["packing"]["max_token_len"] == 4096
+    wrong = command(tmp_path / "app.py", "data.packing.pad_to_multiple_of=-3", cwd=tmp_path)
+    assert "PackError: packing.pad_to_multiple_of=-3: must be at least 1" in wrong.stderr
 
 
 def test_plugins_of_others_are_not_heard(tmp_path: Path) -> None:
