@@ -116,7 +116,8 @@ def _set_tokens(config: Any, loaded: Any, tokenizer: Any, stated: dict[str, Any]
         kind, is_token, _ = name.rpartition("_token_")
         spelled = kind, kind.replace("start", "bos").replace("end", "eos")  # as Qwen-Omni's processor names them
         token = next(filter(None, (getattr(loaded, f"{each}_token", None) for each in spelled)), f"<|{kind}|>")
-        if not is_token or not name.endswith(("_id", "_index")) or stated.get(name, text.vocab_size) < text.vocab_size:
+        known = stated.get(name)
+        if not is_token or not name.endswith(("_id", "_index")) or (isinstance(known, int) and known < text.vocab_size):
             continue
         if kind not in ("bos", "eos", "pad") and isinstance(token, str) and token in tokenizer.get_vocab():
             setattr(config, name, tokenizer.convert_tokens_to_ids(token))

@@ -804,7 +804,8 @@ def test_a_tiny_folder_keeps_the_ids_of_media_that_its_config_states(real: Path,
     need_torchvision()
     transformers = importlib.import_module("transformers")
     vision = {"image_size": 896, "patch_size": 14}
-    config = transformers.Gemma3Config(vision_config=vision, image_token_index=262144, mm_tokens_per_image=256)
+    given = {"image_token_index": 262144, "mm_tokens_per_image": 256, "eos_token_id": [1, 106]}
+    config = transformers.Gemma3Config(vision_config=vision, **given)
     processor = shutil.copytree(real / "processors" / "gemma3", tmp_path / "processor")
     (processor / "config.json").unlink()
     config.save_pretrained(processor)

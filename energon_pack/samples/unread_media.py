@@ -6,6 +6,8 @@ Trained as it is, such a sample loses its media without a word. A name that ends
 other things have such names, it is opened.
 """
 
+import ast
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -21,10 +23,11 @@ from energon_pack.samples.skip import Reason, Skip
 
 _MAX_NAME_CHARACTERS = 1024  # most characters of a path
 #: a part of a path that no file system takes, an end of a line, an extension alone ("to .jpg"): such a text is no name
-_NEVER_IN_NAMES = re.compile(r"[^/\\]{256}|[\0-\x1f]|(^|[ /\\])\.[^.]*$")
-_FOLDER_OR_NUMBER = re.compile(r"[/\\]|\d.* ")
-#: what JSON, Python and Markdown write around a name
-_MARKS_AROUND_NAMES = " \"'[](){}!,;"
+_NEVER_IN_NAMES = re.compile(r"[^/\\]{256}|[\0-\x1f]|(^|[ /\\])\.[^.]*$| .*://")
+_FOLDER_OR_NUMBER = re.compile(r"[/\\]|\d\S*( \S+)?$")
+#: what stands around a name, also in Markdown
+_MARKS_AROUND_NAMES = " \n\r\t\"'()!,;"
+_MAX_LIST_CHARACTERS = 1 << 16  # of a list or an object that is a text
 _INNER_NAME_MARK = "::"  # in the names of media inside files
 #: known keys that may name a medium of a conversation
 _KEYS_OF_FILE_NAMES = ("file_name", "image_id", "video_id", "url", "link")
@@ -145,15 +148,28 @@ def _kind_by_name(value: Any) -> str | None:
     """Return the kind of medium by the name of a file; None: it is another text, or a `.ts`, which may be TypeScript.
 
     A name may be an address with a query, or stand in a list or an object that is a text. With several blanks it is a
-    name if it has a folder, or a number before the last blank ("Photo 3 of 7.jpg"): "Save it as plot.png" is a remark.
+    name if it has a folder, or a number near its end ("Photo 3 of 7.jpg"): "Save it as plot.png" is a remark.
     """
-    if not isinstance(value, str) or "." not in value:
+    if not isinstance(value, str) or "." not in value or len(value) > _MAX_LIST_CHARACTERS:
         return None
     name = value.strip(_MARKS_AROUND_NAMES)
-    if value.lstrip()[:1] in ("[", "{"):
-        name = name[name.rfind(",") + 1 :].strip(_MARKS_AROUND_NAMES)
-    name = re.split("[?#]", name)[0] if "://" in name else name
-    if len(name) > _MAX_NAME_CHARACTERS or _NEVER_IN_NAMES.search(name) or name.endswith(".ts"):
+    if name[:1] in ("[", "{"):
+        return next(filter(None, map(_kind_by_name, leaf_values(_parsed(name)))), None)
+    if "://" in name:
+        head, _, query = name.partition("#")[0].partition("?")
+        name = name if " " in query else head
+    if "." not in name or len(name) > _MAX_NAME_CHARACTERS or _NEVER_IN_NAMES.search(name) or name.endswith(".ts"):
         return None
     is_remark = name.count(" ") > 1 and not _FOLDER_OR_NUMBER.search(name)
     return None if is_remark else kind_by_name(name)
+
+
+def _parsed(text: str) -> Any:
+    """Parse a list or an object in JSON or as Python prints it; None: it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        try:
+            return ast.literal_eval(text)
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            return None
