@@ -77,13 +77,11 @@ def thd_inputs(batch: PackedBatch) -> dict[str, Any]:
     return {**inputs, **lengths, "qkv_format": "thd"}
 
 
-def media_inputs(batch: PackedBatch, pixel_dtype: str | None, num_rows: int) -> dict[str, Tensor]:
-    """Return media inputs, pixels as dtype `pixel_dtype` (None: unchanged), and the images and videos of each row."""
+def media_inputs(batch: PackedBatch, pixels: str | None, num_rows: int) -> dict[str, Tensor]:
+    """Return media inputs, pixels as dtype `pixels` (None: unchanged), and the images and videos of each row."""
     inputs: dict[str, Tensor] = {name: batch[name] for name in batch["media_keys"]}
-    if pixel_dtype is not None:
-        inputs |= {
-            name: value.to(getattr(torch, pixel_dtype)) for name, value in inputs.items() if "pixel_values" in name
-        }
+    if pixels is not None:
+        inputs |= {name: value.to(getattr(torch, pixels)) for name, value in inputs.items() if "pixel_values" in name}
     counts = {name: batch[name].view(num_rows, -1).sum(1) for name in ("n_images_per_sample", "n_videos_per_sample")}
     return inputs | {name: count for name, count in counts.items() if count.any()}
 
@@ -132,7 +130,7 @@ class PackRows(torch.utils.data.Dataset["PackRow"]):
     make: Callable[[], LazyPackedDataset]
     mask: str | None = None
     metadata: bool = False
-    pixel_dtype: str | None = "bfloat16"
+    pixels: str | None = "bfloat16"
 
     @cached_property
     def packs(self) -> LazyPackedDataset:
@@ -200,7 +198,7 @@ def collate(rows: Sequence[PackRow], processor: Any = None) -> dict[str, Any]:
     else:
         lengths = [[len(member.tokens) for member in row.pack.members] for row in rows]
         text = neat_inputs(batch, lengths, dataset.mask, dataset.metadata)
-    return {**text, **media_inputs(batch, dataset.pixel_dtype, len(rows))}
+    return {**text, **media_inputs(batch, dataset.pixels, len(rows))}
 
 
 def check_automodel(recipe: Any) -> None:

@@ -75,7 +75,7 @@ def tiny_folder(processor: str, folder: str) -> Path:
 
 
 def _stated(source: Path) -> dict[str, Any]:
-    """What the config.json beside the processor says; empty: there is none that names a model."""
+    """Return the config.json beside the processor; empty: there is none that names a model."""
     file = source / "config.json"
     value = json.loads(file.read_text()) if file.is_file() else {}
     return value if "model_type" in value else {}

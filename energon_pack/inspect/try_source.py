@@ -179,7 +179,8 @@ def _try_source(
     most = None if arguments.full else _MAX_CHARS
     _show_samples(tried.settings, lengths, load_saved_template(tried.measured.method.template_folder), most)
     examples = lost_sample_examples(lengths, config.packing)
-    cures, useless = list[str](), list[str]()
+    cures: list[str] = []
+    useless: list[str] = []
     cured = tried
     for cure in _settings_to_try(tried, examples):
         useless += cure
@@ -188,8 +189,7 @@ def _try_source(
             if with_cure.is_better_than(cured):
                 cures, cured, useless = [*cures, *cure], with_cure, useless[: -len(cure)]
     print_heading("── what would be lost")
-    marked = {reason: (name, _mark_useless(text, useless)) for reason, (name, text) in examples.items()}
-    print_lost_samples(lengths, marked)
+    print_lost_samples(lengths, {why: (name, _mark_useless(text, useless)) for why, (name, text) in examples.items()})
     if config.packing.overlong in CUTTING_POLICIES:
         planned = plan_source(tried.measured, tried.settings.plan, tried.workshop)
         print_cut_off_tokens(planned.report, config.packing)

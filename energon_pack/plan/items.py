@@ -107,7 +107,7 @@ class CachedRows:
     def read(self, columns: Sequence[str] | None) -> tuple[Ints, pa.Table]:
         """Read columns (None: all) of these rows; return each row's shard number, and the table.
 
-        If `key` is read, those of copies have a suffix; if `reason` is, rows that are not drawn have NOT_DRAWN.
+        A column `key` has a suffix for copies; a column `reason` has NOT_DRAWN for rows that the mixture does not draw.
         """
         table, numbers = self.chunk.read(columns), self.chunk.owners_of_rows
         if self.rows is not None:

@@ -6,12 +6,11 @@ Trained as it is, such a sample loses its media without a word. A name that ends
 other things have such names, it is opened.
 """
 
-import ast
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from energon_pack.samples.dialects.rewrite import parsed_text
 from energon_pack.samples.documents import is_document
 from energon_pack.samples.hint import Hint
 from energon_pack.samples.keys import CALL_PREFIX, is_known_key, is_media_key, similar_key, similar_key_hint
@@ -154,7 +153,7 @@ def _kind_by_name(value: Any) -> str | None:
         return None
     name = value.strip(_MARKS_AROUND_NAMES)
     if name[:1] in ("[", "{"):
-        return next(filter(None, map(_kind_by_name, leaf_values(_parsed(name)))), None)
+        return next(filter(None, map(_kind_by_name, leaf_values(parsed_text(name)))), None)
     if "://" in name:
         head, _, query = name.partition("#")[0].partition("?")
         name = name if " " in query else head
@@ -162,14 +161,3 @@ def _kind_by_name(value: Any) -> str | None:
         return None
     is_remark = name.count(" ") > 1 and not _FOLDER_OR_NUMBER.search(name)
     return None if is_remark else kind_by_name(name)
-
-
-def _parsed(text: str) -> Any:
-    """Parse a list or an object in JSON or as Python prints it; None: it is none."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        try:
-            return ast.literal_eval(text)
-        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-            return None

@@ -268,9 +268,8 @@ def find_remedy(
     is_partly_set = len({getattr(part, "_attn_implementation", None) is None for part in configs_in(config)}) > 1
     config = copy.deepcopy(config)
     config._attn_implementation = None  # a name that is given reaches all parts
-    for name in dict.fromkeys(
-        [attention, *(_FALLBACK_TREE_ATTENTIONS if isinstance(samples, ProbeTree) else _FALLBACK_ATTENTIONS)]
-    ):
+    fallbacks = _FALLBACK_TREE_ATTENTIONS if isinstance(samples, ProbeTree) else _FALLBACK_ATTENTIONS
+    for name in dict.fromkeys([attention, *fallbacks]):
         for mask in masks_to_try(make, config, samples):
             if name == attention and mask in masks and not is_partly_set:
                 continue

@@ -61,11 +61,16 @@ def _with_parsed_lists(value: dict[str, Any], settings: ReadSettings) -> dict[st
 
 def _parsed_list(text: str) -> list[Any] | None:
     """Parse a text that is a list, as JSON or as Python writes it (pandas, in a CSV); None: it is another text."""
-    try:
-        parsed = parse_json_or_skip(text, RECORD_WEIGHT_KEYS)
-    except Skip:
-        parsed = _parsed_python(text)
+    parsed = parsed_text(text)
     return parsed if isinstance(parsed, list) else None
+
+
+def parsed_text(text: str) -> Any:
+    """Parse a text that is JSON, or a value as Python writes it; None: it is another text."""
+    try:
+        return parse_json_or_skip(text, RECORD_WEIGHT_KEYS)
+    except Skip:
+        return _parsed_python(text)
 
 
 def _parsed_python(text: str) -> Any:
