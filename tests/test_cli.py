@@ -6,14 +6,17 @@ import re
 import shutil
 import sys
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from energon_pack import cli
+from energon_pack import LazyPackedDataset, cli, compose_config
 from energon_pack.config import PackConfig, conf_dir
 from energon_pack.dataset.manifest import read_manifest
+from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from support.html_page import check_page
 from support.marks import slow
@@ -345,6 +348,19 @@ def test_the_page_on_hydra_packs_with_mounted_nodes(tmp_path: Path) -> None:
     few = command(tmp_path / "app.py", "data.packing.max_token_len=4096", cwd=tmp_path)
     assert few.returncode == 0, few.stderr
     assert read_manifest(tmp_path / "packed" / "mine")["content"]["packing"]["max_token_len"] == 4096
+    refused = command(tmp_path / "app.py", "data.packing.pad_to_multiple_of=-3", cwd=tmp_path)
+    assert refused.returncode == 1
+    assert "PackError: packing.pad_to_multiple_of=-3: must be at least 1" in refused.stderr
+
+
+@pytest.mark.parametrize("use", [pack, LazyPackedDataset])
+def test_a_config_that_was_made_in_python_is_checked(use: Callable[[PackConfig], object], tmp_path: Path) -> None:
+    """It was packed, with a length that no command takes."""
+    config = compose_config(["+model=qwen2_5_vl", f"output.dir={tmp_path}"])
+    config = replace(config, packing=replace(config.packing, max_token_len=4096, pad_to_multiple_of=0))
+    with pytest.raises(PackError, match=r"^packing\.pad_to_multiple_of=0: must be at least 1$"):
+        use(config)
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_plugins_of_others_are_not_heard(tmp_path: Path) -> None:

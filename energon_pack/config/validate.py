@@ -45,7 +45,7 @@ def to_config(composed: DictConfig) -> PackConfig:
         raise PackError(f"{', '.join(missing)} must be set, in the model's YAML or on the command line")
     config = OmegaConf.to_object(composed)
     assert isinstance(config, PackConfig)
-    _check_values(config)
+    check_values(config)
     if (named := config.model.chat_template) is not None and "{" not in named and not _may_be_template_name(named):
         config.model.chat_template = _read_text("model.chat_template", named)
     return config
@@ -140,7 +140,7 @@ def _reject_unknown(node: DictConfig, schema: type, prefix: str) -> None:
             _reject_unknown(node[key], types[key], f"{prefix}{key}.")
 
 
-def _check_values(config: PackConfig) -> None:
+def check_values(config: PackConfig) -> None:
     """Raise PackError for the first value that makes no sense; nodes check their own values themselves."""
     packing = config.packing
     for max_token_len in config.report.lens:

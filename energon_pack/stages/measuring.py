@@ -1,8 +1,12 @@
 """The first stage: find all samples, and measure the length of each. The cache keeps the results."""
 
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from energon_pack.config.stage_settings import LengthSettings, MethodSettings
 from energon_pack.errors import PackError, amount
@@ -10,7 +14,6 @@ from energon_pack.lengths.drawn_videos import remeasure_by_decoding
 from energon_pack.lengths.index import IndexedShard, first_samples, index_shards
 from energon_pack.lengths.measure import KEY_PREFIX, measure_rows, measure_shards, with_trusted_engine
 from energon_pack.lengths.method import Method, method_of_model
-from energon_pack.lengths.unused_map import unused_line
 from energon_pack.plan.expand import expand
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.pairs import measure_sides
@@ -19,6 +22,7 @@ from energon_pack.run.scratch_arrays import Scratch
 from energon_pack.run.work_parts import EqualSpans, Part
 from energon_pack.run.workshop import Workshop
 from energon_pack.sources.find import Source
+from energon_pack.sources.media_map import MediaMap, mapped_name
 from energon_pack.sources.mixture import Mixture
 from energon_pack.sources.shard import Shard
 from energon_pack.templates.families.rules import MediaRules
@@ -97,7 +101,7 @@ def measure_source(
             lengths = expand(lengths, settings.labels, method, workshop)
         tables = lengths.tables(("parts", "detail"), with_parts=False)
         places = {place for shard in source.shards for place in (shard.path, shard.media_root or "")}
-        if line := unused_line(settings.media_map, places, (table for _, _, table in tables)):
+        if line := _unused_line(settings.media_map, places, (table for _, _, table in tables)):
             say(line)
         num_repeated = sum(item.num_repeated for item in indexed)
         num_found = sum(item.num_rows for item in indexed) + source.num_left_out
@@ -123,3 +127,35 @@ def measure_part(
         number = measure_rows(limited, rows, method, workshop)
     say(f"the lengths of {amount(number, 'sample')} are in {workshop.cache()}: part {part} of the source")
     return {"samples": number}
+
+
+def _unused_line(media_map: MediaMap, places: Iterable[str], tables: Iterable[pa.Table]) -> str:
+    """Return a line about the entries of a map that no medium needs, for they may be misspelled; empty: there are none.
+
+    Args:
+        places: the files of the source and the folders of their media; a mixture may name them by the map.
+        tables: the media of all samples, in the column `parts`, and why samples are left out, in `detail`.
+    """
+    every = [*places]
+    unused = [old for old, new in media_map if not any(place.startswith(new) for place in every)]
+    for table in tables if unused else ():
+        names = pc.list_flatten(table["parts"].combine_chunks()).field("name")
+        unused = [
+            old for old in unused if not _any_in_folder(names, old) and not _is_in_skip_details(table["detail"], old)
+        ]
+    if not unused:
+        return ""
+    named = " or ".join(map(repr, unused))
+    return f"source.media_map: no medium's path begins with {named}: is it spelled as in the data?"
+
+
+def _any_in_folder(names: pa.Array, old: str) -> bool:
+    """Tell whether a name lies in the folder `old`, as `mapped_name` says."""
+    begun = names.filter(pc.starts_with(names, old))
+    return any(mapped_name(name, ((old, "."),)) != name for name in begun.unique().to_pylist())
+
+
+def _is_in_skip_details(details: pa.ChunkedArray, old: str) -> bool:
+    """Tell whether the reason why a sample is left out has the path: a missing medium is in no other column."""
+    told = re.escape(repr(old)[1:-1].rstrip("/\\")) + r"[/'\\]"
+    return bool(pc.any(pc.match_substring_regex(details, told)).as_py())

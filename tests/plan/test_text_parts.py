@@ -19,8 +19,8 @@ from energon_pack.errors import SamplesLost
 from energon_pack.loading.task_encoder import PackedTaskEncoder, inputs_of
 from energon_pack.online.lazy import LazyPackedDataset
 from energon_pack.pack import pack
+from energon_pack.plan.overlong import most_tokens, part_edges
 from energon_pack.plan.settings import Layout, PackingConfig
-from energon_pack.plan.text_parts import most_tokens, part_edges
 from energon_pack.samples.documents import document_of
 from energon_pack.samples.options import options_of
 from energon_pack.samples.skip import Skip

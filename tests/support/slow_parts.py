@@ -57,7 +57,7 @@ def run(part: str) -> dict[str, str]:
     """Run the slow tests of a part; return its row of the table."""
     begun, before = time.time(), resource.getrusage(resource.RUSAGE_CHILDREN)
     options = ["-m", "slow", "--timeout", "3600", "-o", "faulthandler_timeout=3500"]
-    options += [] if part in _ALONE else ["-n", "2", "--dist", "loadfile"]
+    options += [] if part in _ALONE else ["-n", "2", "--dist", "worksteal"]
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", *options, f"--junitxml={report}", *map(str, files_of(part))]
