@@ -1,16 +1,13 @@
 """Packs in NeMo Automodel: batches under its names, its YAMLs, and what its models are asked before a training.
 
-The slow test runs `support/with_automodel.py` in a Python that has nemo_automodel (and pytest, hypothesis and what
-energon_pack needs): this one, or the one that AUTOMODEL_PYTHON names.
+The slow test runs `support/with_automodel.py` in an environment that has nemo_automodel.
 """
 
 import importlib
-import os
 import re
 import sys
 from collections.abc import Callable
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -39,6 +36,7 @@ from energon_pack.training.megatron_layouts import thd as thd_layout
 from support.automodel import pack_overrides
 from support.marks import slow
 from support.running import ROOT, run
+from support.trainers.environments import python_of
 
 RECIPES = ROOT / "recipes" / "automodel"
 YAMLS = sorted(RECIPES.glob("*.yaml"))
@@ -226,9 +224,10 @@ def test_experts_have_rows_of_fixed_width() -> None:
 @pytest.mark.slow
 def test_with_automodels_own_interfaces(tmp_path: Path) -> None:
     """`tests/support/with_automodel.py` and `with_automodel_models.py`, where nemo_automodel is."""
-    python = os.environ.get("AUTOMODEL_PYTHON") or (sys.executable if find_spec("nemo_automodel") else None)
-    if python is None:
-        pytest.skip("no nemo_automodel here: AUTOMODEL_PYTHON=PYTHON names one that has it")
+    try:
+        python = python_of("automodel")
+    except OSError as error:
+        pytest.skip(str(error))
     options = ("-p", "no:cacheprovider", "-W", "ignore", f"--basetemp={tmp_path / 'tests'}", f"--rootdir={ROOT}")
     files = [ROOT / "tests" / "support" / f"with_automodel{part}.py" for part in ("", "_models")]
     out = run(python, "-m", "pytest", *options, *files, cwd=ROOT, PYTHONPATH=str(ROOT))

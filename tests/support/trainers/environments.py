@@ -16,6 +16,8 @@ _OF_AXOLOTL = (
     "langdetect", "immutabledict", "schedulefree", "openenv-core==0.1.0", "axolotl-contribs-lgpl==0.0.7",
     "axolotl-contribs-mit==0.0.6", "posthog==6.7.11", "optimum==1.16.2", "sentencepiece", "numba", "trackio", "wandb",
 )  # fmt: skip
+#: what tests/conftest.py imports, where a trainer's environment runs pytest
+_OF_CONFTEST = ("pytest", "pytest-timeout", "hypothesis", "psutil", "filelock", "moto[s3]", "flask", "flask-cors")
 #: of each trainer what pip installs, call by call
 PACKAGES: dict[str, tuple[tuple[str, ...], ...]] = {
     "trl": (("trl==1.16.0", "transformers==5.23.0"),),
@@ -36,6 +38,11 @@ PACKAGES: dict[str, tuple[tuple[str, ...], ...]] = {
     "bridge": (
         ("transformers==5.23.0", "einops"),
         ("--no-deps", "--ignore-requires-python", "megatron-bridge==0.6.2", "megatron-core==0.19.2", "triton"),
+    ),
+    "automodel": (
+        ("transformers==5.18.0", "torchdata==0.11.0", "torchao==0.18.0", "mistral-common", "tiktoken", "timm", "numba"),
+        ("--no-deps", "nemo_automodel==0.7.0", "megatron-fsdp==0.5.0"),
+        _OF_CONFTEST,
     ),
 }
 
