@@ -47,11 +47,35 @@ def python_of(framework: str) -> Path:
                 raise OSError(f"pip can't install {packages}: {done.stderr.strip()[-300:]}")
         site = next(folder.glob("lib/python*/site-packages"))
         (site / "sitecustomize.py").write_text(_SCHEMAS)
-        if not (site / "torchaudio").is_dir():  # LLaMA-Factory imports it and hears nothing here
-            (site / "torchaudio").mkdir()
-            (site / "torchaudio" / "__init__.py").touch()
+        drop_cuda_library_of_torchaudio(site)
         (folder / "whole").touch()
     return python
+
+
+def folder_of_torchaudio() -> Path:
+    """A folder with torchaudio beside this environment's torch, made where it is not there.
+
+    Raises:
+        OSError: pip can't install it.
+    """
+    folder = HOME / "torchaudio"
+    if not (folder / "whole").exists():
+        pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder), "torchaudio==2.11.1"]
+        done = subprocess.run(pip, capture_output=True, text=True)
+        if done.returncode:
+            raise OSError(f"pip can't install torchaudio: {done.stderr.strip()[-300:]}")
+        drop_cuda_library_of_torchaudio(folder)
+        (folder / "whole").touch()
+    return folder
+
+
+def drop_cuda_library_of_torchaudio(site: Path) -> None:
+    """Remove the library that only a CUDA build of torch can load: the features are Python code, which imports without.
+
+    The package index has a CUDA build alone.
+    """
+    for library in site.glob("torchaudio/lib/*.so"):
+        library.unlink()
 
 
 def run(

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support.labels.environments import HOME
+from support.labels.environments import HOME, drop_cuda_library_of_torchaudio
 from support.running import ROOT
 
 _TORCH = ("torch==2.13.0", "torchvision==0.28.0")
@@ -70,10 +70,6 @@ def python_of(trainer: str) -> Path:
             )
             if done.returncode:
                 raise OSError(f"pip can't install {packages}: {done.stderr.strip()[-300:]}")
-        if trainer == "llamafactory":  # it imports torchaudio, of which there is a CUDA build alone, and hears nothing
-            subprocess.run([python, "-m", "pip", "uninstall", "-qy", "torchaudio"], check=True)
-            site = next(folder.glob("lib/python*/site-packages"))
-            (site / "torchaudio").mkdir()
-            (site / "torchaudio" / "__init__.py").touch()
+        drop_cuda_library_of_torchaudio(next(folder.glob("lib/python*/site-packages")))
         (folder / "whole").touch()
     return python
