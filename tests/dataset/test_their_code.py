@@ -5,7 +5,6 @@ which LoongForge has a fork. Stand-ins by their fields passed twice where the re
 """
 
 import ast
-import importlib.metadata
 import json
 import os
 import subprocess
@@ -18,9 +17,8 @@ import pytest
 import torch
 
 from energon_pack.config import Flavor, GroupBy, ModelConfig, PackConfig
-from energon_pack.loading.task_encoder import PackedTaskEncoder
 from support.labels.environments import python_of
-from support.packed import demo_config, packed, samples, train
+from support.packed import packed, samples
 from support.read_source import read as read_source
 from support.running import ROOT
 from support.samples import chat, picture, write_tar
@@ -178,13 +176,3 @@ def test_energons_inside_is_asked_in_two_files() -> None:
             if isinstance(node, ast.Attribute) and node.attr in private:
                 found.add(name)
     assert found == INSIDE
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    int(importlib.metadata.version("megatron-energon").split(".")[0]) < 8, reason="megatron-energon 8 is not installed"
-)
-def test_energon_8_reads_packs(demo: tuple[Path, Path], cache: Path, tmp_path: Path) -> None:
-    folder = packed(demo_config(demo, cache, tmp_path, source__limit=20, packing__max_token_len=800))
-    encoder = PackedTaskEncoder(folder, str(demo[1]))
-    assert [encoder.encode_sample(pack).members for pack in train(folder)]

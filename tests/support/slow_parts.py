@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
 
-from support.labels.environments import folder_of_torchaudio
+from support.labels.environments import packages_of_processors
 from support.running import ROOT
 
 TABLE = ROOT / "docs" / "tables" / "slow.csv"
@@ -41,8 +41,8 @@ PARTS = {
 _MOST_WORDS = 160
 #: parts whose tests use all of the machine
 _ALONE = ("kills", "clusters")
-#: parts whose models hear by torchaudio, which transformers must find when it is imported
-_WITH_TORCHAUDIO = ("guard", "training")
+#: parts whose processors import more packages, which transformers must find when it is imported
+_WITH_PACKAGES_OF_PROCESSORS = ("guard", "training", "models")
 
 
 def part_of(path: Path) -> str:
@@ -65,7 +65,7 @@ def run(part: str) -> dict[str, str]:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", *options, f"--junitxml={report}", *map(str, files_of(part))]
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        environment |= {"PYTHONPATH": str(folder_of_torchaudio())} if part in _WITH_TORCHAUDIO else {}
+        environment |= {"PYTHONPATH": str(packages_of_processors())} if part in _WITH_PACKAGES_OF_PROCESSORS else {}
         code = subprocess.run(command, cwd=ROOT, env={**environment, "OMP_NUM_THREADS": "1"}).returncode
         cases = [*ElementTree.parse(report).iter("testcase")] if report.exists() else []
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

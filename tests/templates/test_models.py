@@ -1,5 +1,6 @@
 """Every YAML of conf/model is one that packing takes, and docs/models.md says of each what is so."""
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,7 +86,9 @@ def dummies(tmp_path_factory: pytest.TempPathFactory) -> Path:
     need_torchvision()
     folder = tmp_path_factory.mktemp("dummies")
     names = sorted({f"{name}Processor" for name in CLASSES.values()})
-    done = command(ROOT / "benchmarks" / "processor_classes.py", "--save", folder, *names, cwd=folder)
+    found = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
+    script = ROOT / "benchmarks" / "processor_classes.py"
+    done = command(script, "--save", folder, *names, cwd=folder, PYTHONPATH=found)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -104,7 +107,7 @@ def test_a_class_is_known_of_each_model() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "cells"), [row for row in rows() if row[0] in CLASSES])
+@pytest.mark.parametrize(("name", "cells"), [row for row in rows() if row[0] in CLASSES and row[1][:2] != ["–", "–"]])
 def test_what_counts_each_models_media(dummies: Path, tmp_path: Path, name: str, cells: list[str]) -> None:
     """`rules`, `shapes` or `pixels`, for each kind of media, with a small processor of the model's class."""
     node, folder = read_model(name), dummies / f"{CLASSES[name]}Processor"

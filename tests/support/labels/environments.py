@@ -52,18 +52,18 @@ def python_of(framework: str) -> Path:
     return python
 
 
-def folder_of_torchaudio() -> Path:
-    """A folder with torchaudio beside this environment's torch, made where it is not there.
+def packages_of_processors() -> Path:
+    """A folder with packages that some processors import, beside this environment's torch; made where it is not there.
 
     Raises:
-        OSError: pip can't install it.
+        OSError: pip can't install them.
     """
-    folder = HOME / "torchaudio"
+    folder = HOME / "processors"
     if not (folder / "whole").exists():
-        pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder), "torchaudio==2.11.1"]
-        done = subprocess.run(pip, capture_output=True, text=True)
+        pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder)]
+        done = subprocess.run([*pip, "torchaudio==2.11.1", "num2words==0.5.14"], capture_output=True, text=True)
         if done.returncode:
-            raise OSError(f"pip can't install torchaudio: {done.stderr.strip()[-300:]}")
+            raise OSError(f"pip can't install what processors import: {done.stderr.strip()[-300:]}")
         drop_cuda_library_of_torchaudio(folder)
         (folder / "whole").touch()
     return folder
