@@ -177,9 +177,9 @@ def _names(kind: str) -> dict[str, Any]:
 
 
 def _chat_template(processor: Any) -> str:
-    """Roles as words, and what the class's call replaces where a medium is; or the template that its call takes."""
+    """Return the class's own template if its module has one; else write roles as words, and what its call replaces."""
     if own := getattr(importlib.import_module(type(processor).__module__), "DEFAULT_CHAT_TEMPLATE", ""):
-        return str(own)  # SmolVLM's, for each conversation with a video
+        return str(own)  # SmolVLM's call takes it for each conversation with a video, whatever the processor has
     cases = ""
     for kind in KINDS:
         token = getattr(processor, f"{kind}_placeholder_token", None) or getattr(processor, f"{kind}_token", None)

@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
-from energon_pack import LazyPackedDataset, cli, compose_config
+from energon_pack import LazyPackedDataset, StreamingPackedDataset, cli, compose_config
 from energon_pack.config import PackConfig, conf_dir
+from energon_pack.config.compose import config_of
+from energon_pack.config.naming import output_name
 from energon_pack.dataset.manifest import read_manifest
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
@@ -353,14 +355,30 @@ def test_the_page_on_hydra_packs_with_mounted_nodes(tmp_path: Path) -> None:
     assert "PackError: packing.pad_to_multiple_of=-3: must be at least 1" in refused.stderr
 
 
-@pytest.mark.parametrize("use", [pack, LazyPackedDataset])
+@pytest.mark.parametrize("use", [pack, LazyPackedDataset, StreamingPackedDataset])
 def test_a_config_that_was_made_in_python_is_checked(use: Callable[[PackConfig], object], tmp_path: Path) -> None:
-    """It was packed, with a length that no command takes."""
+    """A multiple that the command line refuses was packed."""
     config = compose_config(["+model=qwen2_5_vl", f"output.dir={tmp_path}"])
-    config = replace(config, packing=replace(config.packing, max_token_len=4096, pad_to_multiple_of=0))
-    with pytest.raises(PackError, match=r"^packing\.pad_to_multiple_of=0: must be at least 1$"):
+    config = replace(config, packing=replace(config.packing, max_token_len=4096, pad_to_multiple_of=-3))
+    with pytest.raises(PackError, match=r"^packing\.pad_to_multiple_of=-3: must be at least 1$"):
         use(config)
     assert [*tmp_path.iterdir()] == []
+
+
+def test_a_config_that_was_made_in_python_may_name_the_file_of_a_template(tmp_path: Path) -> None:
+    """It was taken for the name of one. The text may have an address that no setting may have."""
+    text = "{# as in postgres://user:pw@host #}{% for m in messages %}{{ m.content }}{% endfor %}"
+    (tmp_path / "chat.jinja").write_text(text)
+    config = compose_config(["+model=qwen2_5_vl"])
+    given = replace(config, model=replace(config.model, chat_template=str(tmp_path / "chat.jinja")))
+    assert config_of(given).model.chat_template == text
+    assert config_of(config_of(given)) == config_of(given)
+    assert given.model.chat_template == str(tmp_path / "chat.jinja"), "a caller's own config stays as it is"
+
+
+def test_a_models_name_with_a_slash_is_no_folder() -> None:
+    config = compose_config(["+model=qwen2_5_vl", "model.name=team/qwen"])
+    assert output_name(config, config) == "demo-team_qwen-neat-8192"
 
 
 def test_plugins_of_others_are_not_heard(tmp_path: Path) -> None:

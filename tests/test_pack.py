@@ -173,8 +173,11 @@ def test_an_empty_source_publishes_nothing(config: Make, tmp_path: Path) -> None
     with pytest.raises(SamplesLost, match=r"no samples: no file of source\.path holds one: nothing is published$"):
         pack(empty)
     assert not list(Path(empty.output.dir).glob("*.jsonl"))
-    with pytest.raises(SamplesLost, match=r"no samples: the settings leave out 320 samples, which is every one"):
-        pack(config(source__limit=0))
+    prepared = write_tar(tmp_path / "p" / "x.tar", {"0.json": chat("a", "b")}).parent
+    (prepared / ".nv-meta").mkdir()
+    (prepared / ".nv-meta" / "split.yaml").write_text('{"split_parts": {"train": ["x.tar"]}, "exclude": ["x.tar/0"]}')
+    with pytest.raises(SamplesLost, match=r"no samples: the settings leave out 1 sample, which is every one"):
+        pack(config(prepared))
 
 
 def test_overlong_may_be_an_error(config: Make, mixed: Path) -> None:

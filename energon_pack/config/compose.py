@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from energon_pack.config import PackConfig, conf_dir
 from energon_pack.config.hydra_start import hydra_set_aside
-from energon_pack.config.validate import check_values, nearest_key, nearest_name, to_config
+from energon_pack.config.validate import checked, nearest_key, nearest_name, to_config
 from energon_pack.errors import PackError
 from energon_pack.run.command import TOOLS
 from energon_pack.samples.hint import setting_word
@@ -22,15 +22,12 @@ _LIST_KEYS = ("source.path", "report.lens")  # settings that are lists, and may 
 
 
 def config_of(run: PackConfig | Sequence[str]) -> PackConfig:
-    """Return `run`, checked, if it is a config; else compose the config from these overrides, as `compose_config` does.
+    """Check `run` if it is a config; else compose the config from these overrides, as `compose_config` does.
 
     Raises:
-        PackError: a value that makes no sense; and as `compose_config`.
+        PackError: a value makes no sense; for overrides, also what `compose_config` raises.
     """
-    if not isinstance(run, PackConfig):
-        return compose_config(run)
-    check_values(run)
-    return run
+    return checked(run) if isinstance(run, PackConfig) else compose_config(run)
 
 
 def compose_config(overrides: Sequence[str]) -> PackConfig:

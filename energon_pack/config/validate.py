@@ -3,7 +3,7 @@
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -45,10 +45,20 @@ def to_config(composed: DictConfig) -> PackConfig:
         raise PackError(f"{', '.join(missing)} must be set, in the model's YAML or on the command line")
     config = OmegaConf.to_object(composed)
     assert isinstance(config, PackConfig)
-    check_values(config)
-    if (named := config.model.chat_template) is not None and "{" not in named and not _may_be_template_name(named):
-        config.model.chat_template = _read_text("model.chat_template", named)
-    return config
+    return checked(config)
+
+
+def checked(config: PackConfig) -> PackConfig:
+    """Return a config whose values make sense, with the text of the chat template in place of its file.
+
+    Raises:
+        PackError: a value makes no sense, or the file can't be read.
+    """
+    _check_values(config)
+    named = config.model.chat_template
+    if named is None or "{" in named or _may_be_template_name(named):
+        return config
+    return replace(config, model=replace(config.model, chat_template=_read_text("model.chat_template", named)))
 
 
 def _add_auto_model(composed: DictConfig) -> None:
@@ -140,7 +150,7 @@ def _reject_unknown(node: DictConfig, schema: type, prefix: str) -> None:
             _reject_unknown(node[key], types[key], f"{prefix}{key}.")
 
 
-def check_values(config: PackConfig) -> None:
+def _check_values(config: PackConfig) -> None:
     """Raise PackError for the first value that makes no sense; nodes check their own values themselves."""
     packing = config.packing
     for max_token_len in config.report.lens:
@@ -156,7 +166,8 @@ def check_values(config: PackConfig) -> None:
         if not 0 <= share <= 1:
             raise PackError(f"{name}={share}: a share of the samples, 0 to 1")
     for name, text in _text_settings(plain(config)):
-        refuse_password(f"{name}=", text)
+        if not (name == "model.chat_template" and "{" in text):  # its text may have an example of an address
+            refuse_password(f"{name}=", text)
     for node in (config.media, config.model, config.labels, packing, config.source, config.output, config.executor):
         node.check()
     if config.media != MediaConfig():

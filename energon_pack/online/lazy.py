@@ -55,6 +55,10 @@ class LazyPackedDataset(PacksByNumber):
         split: a split of `output.splits`: `train`, `val` or `test`.
         max_packs: how many packs to take, as mixed as all packs are; None: all.
         options: options of PackEncoder: `layout`, `labels`, `pad_to`, `on_bad_member`, `dummy_image` …
+
+    Raises:
+        PackError: a value of `config` or an argument makes no sense.
+        SamplesLost: bad data cost more than `max_skipped`, or a whole modality.
     """
 
     def __init__(

@@ -20,7 +20,6 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from energon_pack.config import LabelsConfig, ModelConfig, PackConfig, PackingConfig, SourceConfig, Stage
-from energon_pack.config.compose import config_of
 from energon_pack.config.output_dir import OutputPlace, cache_folder, page_of_stage
 from energon_pack.config.stage_settings import LengthSettings, StageSettings
 from energon_pack.dataset.destination import refuse_unwritable_folder
@@ -178,22 +177,18 @@ class PreparedPacks:
         return load_saved_template(self.planned.method.template_folder)
 
 
-def prepare(
-    settings: PackConfig | Sequence[str], conversations: MapStyleDataset | None, fingerprint: str | None
-) -> PreparedPacks:
+def prepare(config: PackConfig, conversations: MapStyleDataset | None, fingerprint: str | None) -> PreparedPacks:
     """Index and measure samples and plan packs; the results are kept in the cache.
 
     If several processes of a machine call this, one of them works and the others wait for its result.
 
     Args:
-        settings: a config, or overrides as on the command line.
         conversations: a user's dataset in place of `source.path`; None: samples are in files.
         fingerprint: identifies `conversations` in the cache; None: Hugging Face's; without one, nothing is kept.
 
     Raises:
         SamplesLost: more samples than `max_skipped` are damaged, or a whole modality is lost.
     """
-    config = config_of(settings)
     source, packing = config.source, config.packing
     if conversations is not None:
         _refuse_with_conversations(packing, config.labels, source)

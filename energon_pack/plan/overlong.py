@@ -1,8 +1,8 @@
 """Cut samples longer than a pack: conversations between turns (`packing.overlong=split_turns`) or in text
 (`truncate_text`), documents between tokens (`split_text`).
 
-Each part of a conversation is one of its own: the system turn, a run of turns, and their media. No token of a document
-is lost or changed:
+Each part of a conversation is one of its own: the system turn, a run of turns, and their media. `split_text` loses no
+token of a document, and changes none:
 
     tokens of the document   <bos> The  cat  sat  on  the  mat  .  <end>          at most 4 a part
     parts                    <bos> The  cat  sat | on  the  mat  . | …
@@ -222,7 +222,7 @@ def _text_parts(whole: WholeSample, packing: PackingConfig) -> Iterator[LengthsR
     for start, end in pairwise(part_edges(places, most)):
         last = places[end - 1][1] - begin if end < len(places) else len(text)
         span = places[start][0] - begin, last
-        yield _part(whole, text, span, before + start, tokens.ids[start:end])
+        yield _text_part(whole, text, span, before + start, tokens.ids[start:end])
 
 
 def most_tokens(packing: PackingConfig) -> int:
@@ -248,7 +248,7 @@ def part_edges(places: Sequence[tuple[int, int]], most: int) -> list[int]:
     return [*edges, len(places)]
 
 
-def _part(whole: WholeSample, text: str, span: tuple[int, int], number: int, ids: list[int]) -> LengthsRow:
+def _text_part(whole: WholeSample, text: str, span: tuple[int, int], number: int, ids: list[int]) -> LengthsRow:
     """Return the row of lengths of a part: characters `span` of `text`, and the tokens `ids` from `number` on."""
     first, last, start = _context_of_part(whole, text, span, ids) or (0, len(text), number)
     cut = _text_cut(first, last, start, start + len(ids))

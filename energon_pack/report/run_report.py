@@ -40,7 +40,7 @@ from energon_pack.templates.processor import load_saved_template, media_rules_of
 
 _MAX_EXAMPLES = 3  # examples of each reason
 _MAX_PACK_BYTES = 200_000  # bytes of the sections that show packs
-_MAX_PACKS, _MAX_MEMBERS, _MAX_CHARS, _MAX_THUMBNAILS = 6, 8, 4_000, 4
+_MAX_PACKS, _MAX_MEMBERS, _MAX_CHARS, _MAX_THUMBNAILS = 6, 8, 4_000, 4  # packs drawn with members; of each of them
 
 
 class PageSummary(NamedTuple):

@@ -101,7 +101,7 @@ def measure_source(
             lengths = expand(lengths, settings.labels, method, workshop)
         tables = lengths.tables(("parts", "detail"), with_parts=False)
         places = {place for shard in source.shards for place in (shard.path, shard.media_root or "")}
-        if line := _unused_line(settings.media_map, places, (table for _, _, table in tables)):
+        if line := _line_on_unused_map(settings.media_map, places, (table for _, _, table in tables)):
             say(line)
         num_repeated = sum(item.num_repeated for item in indexed)
         num_found = sum(item.num_rows for item in indexed) + source.num_left_out
@@ -129,8 +129,8 @@ def measure_part(
     return {"samples": number}
 
 
-def _unused_line(media_map: MediaMap, places: Iterable[str], tables: Iterable[pa.Table]) -> str:
-    """Return a line about the entries of a map that no medium needs, for they may be misspelled; empty: there are none.
+def _line_on_unused_map(media_map: MediaMap, places: Iterable[str], tables: Iterable[pa.Table]) -> str:
+    """Return a line about the entries of a map that no medium needs: they may be misspelled; "" if there are none.
 
     Args:
         places: the files of the source and the folders of their media; a mixture may name them by the map.

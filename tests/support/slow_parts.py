@@ -41,7 +41,7 @@ PARTS = {
 _MOST_WORDS = 160
 #: parts whose tests use all of the machine
 _ALONE = ("kills", "clusters")
-#: parts whose processors import more packages, which transformers must find when it is imported
+#: parts that need `packages_of_processors`: transformers looks for them when it is imported, before any test
 _WITH_PACKAGES_OF_PROCESSORS = ("guard", "training", "models")
 
 
@@ -65,7 +65,12 @@ def run(part: str) -> dict[str, str]:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", *options, f"--junitxml={report}", *map(str, files_of(part))]
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        environment |= {"PYTHONPATH": str(packages_of_processors())} if part in _WITH_PACKAGES_OF_PROCESSORS else {}
+        words = []
+        try:
+            if part in _WITH_PACKAGES_OF_PROCESSORS:
+                environment["PYTHONPATH"] = str(packages_of_processors())
+        except OSError as error:
+            words.append(str(error))
         code = subprocess.run(command, cwd=ROOT, env={**environment, "OMP_NUM_THREADS": "1"}).returncode
         cases = [*ElementTree.parse(report).iter("testcase")] if report.exists() else []
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -73,7 +78,7 @@ def run(part: str) -> dict[str, str]:
     failed = [case.get("name", "") for case in cases if {"failure", "error"} & {child.tag for child in case}]
     said = (" ".join(child.get("message", "").split()) for case in cases for child in case.iter("skipped"))
     reasons = Counter(why if len(why) < _MOST_WORDS else f"{why[:_MOST_WORDS]} …" for why in said)
-    words = [*failed, *(f"{number} skipped: {why}" for why, number in reasons.items())]
+    words += [*failed, *(f"{number} skipped: {why}" for why, number in reasons.items())]
     if code not in (0, 1):
         words.append(f"pytest ended with {code}")
     figures = len(cases) - len(failed) - reasons.total(), len(failed), reasons.total()

@@ -4,8 +4,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock
 
 from support.running import ROOT
 
@@ -36,20 +40,37 @@ def python_of(framework: str) -> Path:
     Raises:
         OSError: pip can't install it.
     """
-    folder = HOME / framework
-    python = folder / "bin" / "python"
-    if not (folder / "whole").exists():
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        for packages in (_TORCH, (*PACKAGES[framework].split(), "pillow", "qwen_vl_utils")):
-            pip: list[str | Path] = [python, "-m", "pip", "install", "-q", *packages]
-            done = subprocess.run(pip, capture_output=True, text=True, timeout=1800)
-            if done.returncode:
-                raise OSError(f"pip can't install {packages}: {done.stderr.strip()[-300:]}")
-        site = next(folder.glob("lib/python*/site-packages"))
-        (site / "sitecustomize.py").write_text(_SCHEMAS)
-        drop_cuda_library_of_torchaudio(site)
-        (folder / "whole").touch()
-    return python
+    return made_once(HOME / framework, partial(_make_environment, framework)) / "bin" / "python"
+
+
+def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
+    """Return a folder, made where it is not there whole: tests of several processes may ask for it at once."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "whole").exists():
+            make(folder)
+            (folder / "whole").touch()
+    return folder
+
+
+def _make_environment(framework: str, folder: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    for packages in (_TORCH, (*PACKAGES[framework].split(), "pillow", "qwen_vl_utils")):
+        pip_install(folder / "bin" / "python", *packages)
+    site = next(folder.glob("lib/python*/site-packages"))
+    (site / "sitecustomize.py").write_text(_SCHEMAS)
+    drop_cuda_library_of_torchaudio(site)
+
+
+def pip_install(python: str | Path, *words: str) -> None:
+    """Install with an environment's pip.
+
+    Raises:
+        OSError: it can't.
+    """
+    done = subprocess.run([python, "-m", "pip", "install", "-q", *words], capture_output=True, text=True, timeout=1800)
+    if done.returncode:
+        raise OSError(f"pip can't install {words}: {done.stderr.strip()[-300:]}")
 
 
 def packages_of_processors() -> Path:
@@ -58,21 +79,18 @@ def packages_of_processors() -> Path:
     Raises:
         OSError: pip can't install them.
     """
-    folder = HOME / "processors"
-    if not (folder / "whole").exists():
-        pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder)]
-        done = subprocess.run([*pip, "torchaudio==2.11.1", "num2words==0.5.14"], capture_output=True, text=True)
-        if done.returncode:
-            raise OSError(f"pip can't install what processors import: {done.stderr.strip()[-300:]}")
+
+    def make(folder: Path) -> None:
+        pip_install(sys.executable, "--no-deps", "--target", str(folder), "torchaudio==2.11.1", "num2words==0.5.14")
         drop_cuda_library_of_torchaudio(folder)
-        (folder / "whole").touch()
-    return folder
+
+    return made_once(HOME / "processors", make)
 
 
 def drop_cuda_library_of_torchaudio(site: Path) -> None:
-    """Remove the library that only a CUDA build of torch can load: the features are Python code, which imports without.
+    """Remove the library that a CPU build of torch can't load: the package index has a CUDA build alone.
 
-    The package index has a CUDA build alone.
+    torchaudio computes features in Python, and imports without this library.
     """
     for library in site.glob("torchaudio/lib/*.so"):
         library.unlink()

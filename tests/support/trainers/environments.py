@@ -3,9 +3,10 @@
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
-from support.labels.environments import HOME, drop_cuda_library_of_torchaudio
+from support.labels.environments import HOME, drop_cuda_library_of_torchaudio, made_once, pip_install
 from support.running import ROOT
 
 _TORCH = ("torch==2.13.0", "torchvision==0.28.0")
@@ -60,16 +61,11 @@ def python_of(trainer: str) -> Path:
     Raises:
         OSError: pip can't install it.
     """
-    folder = HOME / "trainers" / trainer
-    python = folder / "bin" / "python"
-    if not (folder / "whole").exists():
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        for packages in (_TORCH, *PACKAGES[trainer], (*_BESIDE, *needed_here())):
-            done = subprocess.run(
-                [python, "-m", "pip", "install", "-q", *packages], capture_output=True, text=True, timeout=1800
-            )
-            if done.returncode:
-                raise OSError(f"pip can't install {packages}: {done.stderr.strip()[-300:]}")
-        drop_cuda_library_of_torchaudio(next(folder.glob("lib/python*/site-packages")))
-        (folder / "whole").touch()
-    return python
+    return made_once(HOME / "trainers" / trainer, partial(_make_environment, trainer)) / "bin" / "python"
+
+
+def _make_environment(trainer: str, folder: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    for packages in (_TORCH, *PACKAGES[trainer], (*_BESIDE, *needed_here())):
+        pip_install(folder / "bin" / "python", *packages)
+    drop_cuda_library_of_torchaudio(next(folder.glob("lib/python*/site-packages")))
