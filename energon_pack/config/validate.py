@@ -48,19 +48,6 @@ def to_config(composed: DictConfig) -> PackConfig:
     return checked(config)
 
 
-def checked(config: PackConfig) -> PackConfig:
-    """Return a config whose values make sense, with the text of the chat template in place of its file.
-
-    Raises:
-        PackError: a value makes no sense, or the file can't be read.
-    """
-    _check_values(config)
-    named = config.model.chat_template
-    if named is None or "{" in named or _may_be_template_name(named):
-        return config
-    return replace(config, model=replace(config.model, chat_template=_read_text("model.chat_template", named)))
-
-
 def _add_auto_model(composed: DictConfig) -> None:
     """Fill in the model's settings as `model=auto` does, if only a processor is given: its class decides the rest."""
     if not composed.model.processor:
@@ -150,8 +137,14 @@ def _reject_unknown(node: DictConfig, schema: type, prefix: str) -> None:
             _reject_unknown(node[key], types[key], f"{prefix}{key}.")
 
 
-def _check_values(config: PackConfig) -> None:
-    """Raise PackError for the first value that makes no sense; nodes check their own values themselves."""
+def checked(config: PackConfig) -> PackConfig:
+    """Return a config whose values make sense, with the text of the chat template in place of its file.
+
+    Nodes check their own values themselves.
+
+    Raises:
+        PackError: a value makes no sense, or the file can't be read.
+    """
     packing = config.packing
     for max_token_len in config.report.lens:
         if max_token_len < packing.pad_to_multiple_of:
@@ -183,6 +176,10 @@ def _check_values(config: PackConfig) -> None:
         if config.stage not in (Stage.lengths, Stage.write):
             raise PackError(f"part={config.part}: stage={config.stage.value} has no parts; lengths and write have")
     split_shares(plain(config.output.splits))
+    named = config.model.chat_template
+    if named is None or "{" in named or _may_be_template_name(named):
+        return config
+    return replace(config, model=replace(config.model, chat_template=_read_text("model.chat_template", named)))
 
 
 def _check_labels_of_cut_samples(packing: PackingConfig, labels: LabelsConfig) -> None:

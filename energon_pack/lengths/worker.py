@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 
 from energon_pack.errors import PackError
 from energon_pack.lengths.kept_tokens import TokenWriter
-from energon_pack.lengths.media_counts import media_counts_of
 from energon_pack.lengths.media_hashes import MediaHashes
 from energon_pack.lengths.method import Method
 from energon_pack.run.stores.requests import reraising_store_errors
@@ -208,7 +207,7 @@ def _render(row: LengthsRow, sample: ReadSample, template: Template, settings: R
     except Skip as skip:
         leave_out(row, skip)
         return None
-    for name, number in media_counts_of(rendered, sample.kinds).items():
+    for name, number in rendered.media_counts(sample.kinds).items():
         setattr(row, name, number)
     row.num_control_tokens = rendered.num_control_tokens
     row.tools_left_out |= rendered.leaves_out_tools

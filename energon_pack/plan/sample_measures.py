@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon_pack.errors import PackError, one_line
-from energon_pack.lengths.media_counts import media_counts_of
 from energon_pack.lengths.media_hashes import can_share_beginning
 from energon_pack.plan import caps
 from energon_pack.plan.pool import Pool, costs_of
@@ -154,7 +153,7 @@ class SampleMeasurer:
             return Skip(Reason.NOTHING_TRAINED, NOTHING_TRAINED_DETAIL)
         kinds, shared = [medium.kind for medium in sides[0].media], self._shared(rendered, sides)
         each = [
-            {"token_len": token_len, **media_counts_of(text, kinds)}
+            {"token_len": token_len, **text.media_counts(kinds)}
             for text, (token_len, _) in zip(rendered, lens, strict=True)
         ]
         counts = {name: sum(one[name] for one in each) - shared.get(name, 0) for name in each[0]}

@@ -20,7 +20,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from energon_pack.lengths.measure import MeasuredShard
-from energon_pack.lengths.media_counts import media_counts_of
 from energon_pack.lengths.media_hashes import MediaHashes
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import Chunk, Piece, RowRun, TableCache, chunks_of_pieces, key_of
@@ -263,7 +262,7 @@ class WholeSample(NamedTuple):
         self, cut: Cut, part: ReadSample, rendered: Rendered, token_len: int, supervised: int
     ) -> LengthsRow:
         """Return the row of lengths of a part; `part` and `rendered` are what `rendered(cut)` returned."""
-        counts: dict[str, Any] = media_counts_of(rendered, part.kinds)
+        counts: dict[str, Any] = rendered.media_counts(part.kinds)
         row = replace(
             self.row,
             parts=part.parts,

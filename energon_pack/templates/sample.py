@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from energon_pack.samples.answers import NO_EMPTY_ANSWERS, EmptyAnswers
+from energon_pack.samples.media.kinds import AUDIO, IMAGE
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.requested import has_frame_lists, media_seen_by_model
 from energon_pack.samples.member import NO_OPTIONS, SampleOptions
@@ -81,6 +82,16 @@ class Rendered:
     empty_answers: EmptyAnswers = NO_EMPTY_ANSWERS  # those that are not trained because they say nothing
     final_end: str = ""  # the token that `labels.final_end` adds: the chat template does not write it
     clip_frames: int = 0  # frames of each of its clips, if clips of one batch need equally many; else 0
+
+    def media_counts(self, kinds: Sequence[str]) -> dict[str, int]:
+        """Count visual tokens, images, sounds … of the sample, by column name; `kinds`: the kind of each medium."""
+        return {
+            "num_visual_tokens": self.num_visual_tokens,
+            IMAGE.column: kinds.count(IMAGE.kind),
+            "num_audio_tokens": self.num_audio_tokens,
+            AUDIO.column: kinds.count(AUDIO.kind),
+            "clip_frames": self.clip_frames,
+        }
 
     def refuse_by_policy(self, control_tokens: ControlTokens) -> None:
         """Raise Skip for a whole sample that the settings leave out: its answers are empty, or it spells tokens."""

@@ -19,12 +19,13 @@ from energon_pack.pack import pack
 from energon_pack.plan.items import Items
 from energon_pack.plan.packs import PackPlan
 from energon_pack.plan.report import RunFacts
+from energon_pack.report.example_packs import packs_to_look_at
 from energon_pack.report.figures import Origin
 from energon_pack.report.page import PageFacts, run_page
 from energon_pack.report.pages.bars import log_histogram
 from energon_pack.report.pages.html import Html
 from energon_pack.report.remarks import remarks
-from energon_pack.report.run_report import first_entries_by_reason, first_that_fit, packs_to_look_at
+from energon_pack.report.run_report import first_entries_by_reason, first_that_fit
 from energon_pack.samples.skip import Reason
 from support.figures import FIGURES, figures
 from support.html_page import check_page
