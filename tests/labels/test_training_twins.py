@@ -27,7 +27,7 @@ BASES = (
     *("nemotron_3_nano", "nemotron_3_super", "nemotron_3_ultra", "phi3", "phi3_5", "qwen2_5", "qwen2_5_vl", "qwen3"),
     *("qwen3_5_nothink", "qwen3_5_think", "qwen3_6", "qwen3_8", "qwen3_instruct_2507", "qwen3_vl", "smolvlm"),
 )
-#: what only one side trains, on purpose: the twins, the text, and words of the row of docs/labels.md that says why
+#: what only one side trains, on purpose: the twins, the text, and words of the row of docs/tables/conventions.csv that says why
 MEANT = [
     ("qwen3_[568]|nemotron", r"twin: <think>(\s*</think>)?", "that the generation prompt writes"),
     ("deepseek|gptoss|muse", r"twin: <\|start\|>assistant|twin: (<\uff5cAssistant\uff5c>?|>)", "headers of roles"),
@@ -119,7 +119,8 @@ def test_spans_by_a_base_template_are_those_of_its_training_twin(
     from transformers.utils import chat_template_utils
 
     monkeypatch.setattr(chat_template_utils, "datetime", _Today)
-    page, compared, wrong = (ROOT / "docs" / "labels.md").read_text(), set[str](), set[str]()
+    compared, wrong = set[str](), set[str]()
+    page = (ROOT / "docs" / "tables" / "conventions.csv").read_text()
     for name, texts in differences(base, trl_templates, make_folder(f"trl_{base}", trl_templates, tmp_path)):
         compared.add(name)
         meant = (re.match(of, base) and re.fullmatch(text, texts) and words in page for of, text, words in MEANT)
