@@ -27,7 +27,7 @@ BASES = (
     *("nemotron_3_nano", "nemotron_3_super", "nemotron_3_ultra", "phi3", "phi3_5", "qwen2_5", "qwen2_5_vl", "qwen3"),
     *("qwen3_5_nothink", "qwen3_5_think", "qwen3_6", "qwen3_8", "qwen3_instruct_2507", "qwen3_vl", "smolvlm"),
 )
-#: what only one side trains, on purpose: the twins, the text, and words of the row of docs/tables/conventions.csv that says why
+#: what only one side trains, on purpose: the twins, the text, and words of the row of conventions.csv that says why
 MEANT = [
     ("qwen3_[568]|nemotron", r"twin: <think>(\s*</think>)?", "that the generation prompt writes"),
     ("deepseek|gptoss|muse", r"twin: <\|start\|>assistant|twin: (<\uff5cAssistant\uff5c>?|>)", "headers of roles"),
