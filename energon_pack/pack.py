@@ -19,7 +19,7 @@ from typing import Any
 
 from energon_pack.config import Format, PackConfig, Stage
 from energon_pack.config.stage_settings import StageSettings
-from energon_pack.config.validate import checked
+from energon_pack.config.validate import checked_config
 from energon_pack.dataset.destination import refuse_other_dataset
 from energon_pack.dataset.energon_check import cache_key_of, import_energon_if_needed
 from energon_pack.dataset.files import LEDGER
@@ -64,7 +64,7 @@ def pack(config: PackConfig, job: str = "") -> dict[str, Any]:
         PackError: refused or wrong input. Nothing is published.
         SamplesLost: bad data cost more than `max_skipped`, or a whole modality. Nothing is published.
     """
-    config = checked(config)  # compose_config has checked its own; one that was made in Python is not checked yet
+    config = checked_config(config)  # one that was made in Python has not been checked yet
     part = Part.parse(config.part) if config.part else None
     with executor_of(config.executor) as executor:
         progress, places = Progress(SHOWN_STAGES[config.stage], job), find_places(config)

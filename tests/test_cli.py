@@ -369,8 +369,8 @@ def test_a_config_that_was_made_in_python_may_name_the_file_of_a_template(tmp_pa
     """It was taken for the name of one. The text may have an address that no setting may have."""
     text = "{# as in postgres://user:pw@host #}{% for m in messages %}{{ m.content }}{% endfor %}"
     (tmp_path / "chat.jinja").write_text(text)
-    config = compose_config(["+model=qwen2_5_vl"])
-    given = replace(config, model=replace(config.model, chat_template=str(tmp_path / "chat.jinja")))
+    given = compose_config(["+model=qwen2_5_vl"])
+    given.model.chat_template = str(tmp_path / "chat.jinja")
     assert config_of(given).model.chat_template == text
     assert config_of(config_of(given)) == config_of(given)
     assert given.model.chat_template == str(tmp_path / "chat.jinja"), "a caller's own config stays as it is"

@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from energon_pack.config import PackConfig, conf_dir
 from energon_pack.config.hydra_start import hydra_set_aside
-from energon_pack.config.validate import checked, nearest_key, nearest_name, to_config
+from energon_pack.config.validate import checked_config, nearest_key, nearest_name, to_config
 from energon_pack.errors import PackError
 from energon_pack.run.command import TOOLS
 from energon_pack.samples.hint import setting_word
@@ -27,7 +27,7 @@ def config_of(run: PackConfig | Sequence[str]) -> PackConfig:
     Raises:
         PackError: a value makes no sense; for overrides, also what `compose_config` raises.
     """
-    return checked(run) if isinstance(run, PackConfig) else compose_config(run)
+    return checked_config(run) if isinstance(run, PackConfig) else compose_config(run)
 
 
 def compose_config(overrides: Sequence[str]) -> PackConfig:

@@ -98,7 +98,7 @@ def output_name(config: PackConfig, defaults: PackConfig, swept: Mapping[str, st
         defaults: the config with the same choice of groups and no override.
         swept: values of settings that are no content settings, but differ between jobs of a sweep: source, processor.
     """
-    name = f"{_source_name(config.source.path)}-{_plain_name(config.model.name)}"
+    name = f"{_source_name(config.source.path)}-{_file_name(config.model.name)}"
     name += f"-{config.packing.layout.value}-{config.packing.max_token_len}"
     ours, default_settings = content_settings(plain(config)), content_settings(plain(defaults))
     changed = {
@@ -123,8 +123,8 @@ def _source_name(path: Any) -> str:
         fixed = re.split(r"[^/]*[*?\[]", entry)[0]  # the folders of a glob before its first wildcard
         name = Path(fixed).expanduser().resolve().name
         names.append(re.sub(r"\.(tar|jsonl|json|arrow|csv|tsv)$", "", name))
-    return _plain_name("+".join(dict.fromkeys(names)))[:80].strip(".") or "source"
+    return _file_name("+".join(dict.fromkeys(names)))[:80].strip(".") or "source"
 
 
-def _plain_name(text: str) -> str:
+def _file_name(text: str) -> str:
     return re.sub(r"[^\w.+-]+", "_", text)

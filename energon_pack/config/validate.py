@@ -45,7 +45,7 @@ def to_config(composed: DictConfig) -> PackConfig:
         raise PackError(f"{', '.join(missing)} must be set, in the model's YAML or on the command line")
     config = OmegaConf.to_object(composed)
     assert isinstance(config, PackConfig)
-    return checked(config)
+    return checked_config(config)
 
 
 def _add_auto_model(composed: DictConfig) -> None:
@@ -137,7 +137,7 @@ def _reject_unknown(node: DictConfig, schema: type, prefix: str) -> None:
             _reject_unknown(node[key], types[key], f"{prefix}{key}.")
 
 
-def checked(config: PackConfig) -> PackConfig:
+def checked_config(config: PackConfig) -> PackConfig:
     """Return a config whose values make sense, with the text of the chat template in place of its file.
 
     Nodes check their own values themselves.
@@ -145,20 +145,20 @@ def checked(config: PackConfig) -> PackConfig:
     Raises:
         PackError: a value makes no sense, or the file can't be read.
     """
-    packing = config.packing
+    packing, settings = config.packing, plain(config)
     for max_token_len in config.report.lens:
         if max_token_len < packing.pad_to_multiple_of:
             raise PackError(
                 f"report.lens={config.report.lens}: {max_token_len} is less than"
                 f" packing.pad_to_multiple_of={packing.pad_to_multiple_of}"
             )
-    for name, value in [*_integer_settings(plain(config)), ("output.max_shard_bytes", config.output.max_shard_bytes)]:
+    for name, value in [*_integer_settings(settings), ("output.max_shard_bytes", config.output.max_shard_bytes)]:
         if value < 1:
             raise PackError(f"{name}={value}: must be at least 1")
     for name, share in (("max_skipped", config.max_skipped), ("measure.verify", config.measure.verify)):
         if not 0 <= share <= 1:
             raise PackError(f"{name}={share}: a share of the samples, 0 to 1")
-    for name, text in _text_settings(plain(config)):
+    for name, text in _text_settings(settings):
         if not (name == "model.chat_template" and "{" in text):  # its text may have an example of an address
             refuse_password(f"{name}=", text)
     for node in (config.media, config.model, config.labels, packing, config.source, config.output, config.executor):
@@ -175,7 +175,7 @@ def checked(config: PackConfig) -> PackConfig:
         Part.parse(config.part)
         if config.stage not in (Stage.lengths, Stage.write):
             raise PackError(f"part={config.part}: stage={config.stage.value} has no parts; lengths and write have")
-    split_shares(plain(config.output.splits))
+    split_shares(settings["output"]["splits"])
     named = config.model.chat_template
     if named is None or "{" in named or _may_be_template_name(named):
         return config

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ def python_of(framework: str) -> Path:
     Raises:
         OSError: pip can't install it.
     """
-    return made_once(HOME / framework, partial(_make_environment, framework)) / "bin" / "python"
+    return made_once(HOME / framework, partial(_make_environment_of_framework, framework)) / "bin" / "python"
 
 
 def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
@@ -53,16 +53,24 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
     return folder
 
 
-def _make_environment(framework: str, folder: Path) -> None:
+def make_environment(groups: Iterable[Sequence[str]], folder: Path) -> None:
+    """Make a virtual environment, and install each group of packages by a call of pip.
+
+    Raises:
+        OSError: pip can't install a group.
+    """
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    for packages in (_TORCH, (*PACKAGES[framework].split(), "pillow", "qwen_vl_utils")):
-        pip_install(folder / "bin" / "python", *packages)
-    site = next(folder.glob("lib/python*/site-packages"))
-    (site / "sitecustomize.py").write_text(_SCHEMAS)
-    drop_cuda_library_of_torchaudio(site)
+    for packages in groups:
+        _pip_install(folder / "bin" / "python", *packages)
+    _drop_cuda_library_of_torchaudio(next(folder.glob("lib/python*/site-packages")))
 
 
-def pip_install(python: str | Path, *words: str) -> None:
+def _make_environment_of_framework(framework: str, folder: Path) -> None:
+    make_environment((_TORCH, (*PACKAGES[framework].split(), "pillow", "qwen_vl_utils")), folder)
+    next(folder.glob("lib/python*/site-packages")).joinpath("sitecustomize.py").write_text(_SCHEMAS)
+
+
+def _pip_install(python: str | Path, *words: str) -> None:
     """Install with an environment's pip.
 
     Raises:
@@ -81,13 +89,13 @@ def packages_of_processors() -> Path:
     """
 
     def make(folder: Path) -> None:
-        pip_install(sys.executable, "--no-deps", "--target", str(folder), "torchaudio==2.11.1", "num2words==0.5.14")
-        drop_cuda_library_of_torchaudio(folder)
+        _pip_install(sys.executable, "--no-deps", "--target", str(folder), "torchaudio==2.11.1", "num2words==0.5.14")
+        _drop_cuda_library_of_torchaudio(folder)
 
     return made_once(HOME / "processors", make)
 
 
-def drop_cuda_library_of_torchaudio(site: Path) -> None:
+def _drop_cuda_library_of_torchaudio(site: Path) -> None:
     """Remove the library that a CPU build of torch can't load: the package index has a CUDA build alone.
 
     torchaudio computes features in Python, and imports without this library.

@@ -1,12 +1,10 @@
 """Virtual environments with a trainer's real code and what this package needs beside it, each made once."""
 
 import re
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
-from support.labels.environments import HOME, drop_cuda_library_of_torchaudio, made_once, pip_install
+from support.labels.environments import HOME, made_once, make_environment
 from support.running import ROOT
 
 _TORCH = ("torch==2.13.0", "torchvision==0.28.0")
@@ -61,11 +59,5 @@ def python_of(trainer: str) -> Path:
     Raises:
         OSError: pip can't install it.
     """
-    return made_once(HOME / "trainers" / trainer, partial(_make_environment, trainer)) / "bin" / "python"
-
-
-def _make_environment(trainer: str, folder: Path) -> None:
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    for packages in (_TORCH, *PACKAGES[trainer], (*_BESIDE, *needed_here())):
-        pip_install(folder / "bin" / "python", *packages)
-    drop_cuda_library_of_torchaudio(next(folder.glob("lib/python*/site-packages")))
+    groups = (_TORCH, *PACKAGES[trainer], (*_BESIDE, *needed_here()))
+    return made_once(HOME / "trainers" / trainer, partial(make_environment, groups)) / "bin" / "python"
