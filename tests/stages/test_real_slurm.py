@@ -198,7 +198,7 @@ def test_a_task_that_slurm_holds(
     chain = Chain(ExecutorConfig(ExecutorKind.slurm), tmp_path, ["python"])
     published = f"touch {tmp_path}/published"
     failed = submitted("exit 1") if "FAILED" in str(options) else ""
-    work = f"sleep 20; {published}" if then == ["requeuehold"] else published
+    work = f"sleep 20 && {published}" if then == ["requeuehold"] else published
     job = submitted(work, *(option.replace("FAILED", failed) for option in options))
     for command in then:
         if command == "requeuehold":
