@@ -40,7 +40,7 @@ from energon_pack.report.figures import planned_figures, source_figures
 from energon_pack.report.which_length import lengths_trial_job_of
 from energon_pack.run.scratch_arrays import Scratch
 from energon_pack.sources.shard import TarShard
-from energon_pack.steps.cost import cost_model
+from energon_pack.steps.cost import cost_model_or_default
 
 MILLION = 10**6
 SHARD, SLICE, FILE = 10_000, 2_000, 50_000  # samples
@@ -157,7 +157,7 @@ def shards_of(folder: Path, num: int, different: int) -> list[MeasuredShard]:
 
 def run(num: int, window: int | None, folder: Path) -> Steps:
     """What the driver does between the lengths and the first shard."""
-    steps, cost, packing = Steps(), cost_model(None), PackingConfig(window=window)
+    steps, cost, packing = Steps(), cost_model_or_default(None), PackingConfig(window=window)
     different = min(num, MILLION)
     fill_cache(folder / "cache", different)
     with steps.step("find lengths"):

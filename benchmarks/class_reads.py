@@ -26,7 +26,7 @@ from gpu_stalls import reads_in
 from energon_pack.training.masks import BOUNDARY_MARK, tower_inputs_in
 from energon_pack.training.probe_batches import probe_of_rows
 from energon_pack.training.small_model import small_model
-from energon_pack.training.tower import logits_and_gradients, tower_input_maker_of, try_tower
+from energon_pack.training.tower import logits_and_gradients, tower_input_maker_of, try_tower_inputs
 
 NUM_IMAGES = 22
 Row = dict[str, Any]
@@ -53,7 +53,7 @@ def row_of(one: Named, device: str) -> Row:
         if tower is None:
             return row
         values = tower_inputs_in(tower(batch))
-        own = try_tower(model, tower, given, "positions", torch.device(device))
+        own = try_tower_inputs(model, tower, given, "positions", torch.device(device))
         if own is None:
             return {**row, "why": "its tower takes none"}
         kept = {name: value for name, value in values.items() if BOUNDARY_MARK in name and own.keeps_boundaries_on_host}

@@ -33,11 +33,11 @@ from class_table import table
 from gpu_exact import true_fp32
 from torch.nn.attention import flex_attention as flex
 
-from energon_pack.training.finding import Proof
+from energon_pack.training.finding import MaskTry
 from energon_pack.training.member_encoder import Encoded
 from energon_pack.training.model_wrappers import configs_in
 from energon_pack.training.probe_batches import plain_logits
-from energon_pack.training.proof import prove
+from energon_pack.training.proof import try_masks
 from energon_pack.training.small_model import small_model
 from support.emulated_flash import emulated_flash
 
@@ -89,7 +89,7 @@ def rows_of(one: Named, attentions: Sequence[str], device: str) -> Iterator[Row]
     about |= {"media": sorted(given[0].media), "no_media": why, "untried": untried}
     for name in attentions:
         start = time.perf_counter()
-        prove_by = partial(prove, make, mask="auto", attention=name, device=device)
+        prove_by = partial(try_masks, make, mask="auto", attention=name, device=device)
         with emulated_flash() if name == FLASH and device == "cpu" else true_fp32():
             row = {**about, "attention": name, **_verdict(prove_by(every, given))}
             if given[0].media and row["verdict"] == "refused":
@@ -138,7 +138,7 @@ def _run(model: Any, given: Sequence[Encoded]) -> None:
         plain_logits(model, member)
 
 
-def _verdict(proofs: Sequence[Proof]) -> Row:
+def _verdict(proofs: Sequence[MaskTry]) -> Row:
     """What was shown; of the masks that fail, the one that came nearest."""
     best = proofs[-1] if proofs[-1].is_exact else min(proofs, key=_distance)
     found: Row = {"verdict": "refused", "by": best.mask, "why": best.error}
@@ -156,7 +156,7 @@ def _verdict(proofs: Sequence[Proof]) -> Row:
     return found
 
 
-def _distance(proof: Proof) -> float:
+def _distance(proof: MaskTry) -> float:
     return max(*proof.finding.differences, proof.finding.leaked_gradient or 0.0) if proof.finding else float("inf")
 
 

@@ -30,11 +30,11 @@ from rich.table import Table
 from step_sets import SETS
 from timing import cpu_seconds
 
-from energon_pack.plan.packs import PackPlan, costs_of_packs
+from energon_pack.plan.packs import PackPlan, flops_of_packs
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.run.seeded_random import Ints
-from energon_pack.steps.cost import cost_model
+from energon_pack.steps.cost import cost_model_or_default
 from energon_pack.steps.evenness import evenness_figures
 from energon_pack.steps.topology import Topology, reading_order
 
@@ -92,7 +92,7 @@ def read(folder: Path, num: int, ranks: int, workers: int) -> Ints:
 
 def costs_of(plan: PackPlan, items: Any) -> tuple[Any, Any]:
     """Return the costs of packs, and their trained tokens."""
-    return costs_of_packs(items, plan, cost_model(None)), plan.per_pack(items.num_supervised)
+    return flops_of_packs(items, plan, cost_model_or_default(None)), plan.per_pack(items.num_supervised)
 
 
 def row(figures: dict[str, Any]) -> list[str]:

@@ -11,9 +11,9 @@ from rich.table import Table
 from timing import at_most
 
 from energon_pack.errors import one_line
-from energon_pack.training.finding import Finding, Proof
+from energon_pack.training.finding import BatchDifference, MaskTry
 from energon_pack.training.member_encoder import Encoded
-from energon_pack.training.proof import prove, try_class
+from energon_pack.training.proof import try_masks, try_small_model
 from energon_pack.training.small_model import small_model
 
 #: what is tried; flash attention has no fp32
@@ -43,16 +43,16 @@ def exactness(make: Any, config: Any, members: Sequence[Encoded], device: torch.
     with true_fp32():
         for attention, dtype in KINDS:
             if missing.get(attention):
-                proof = Proof(make.__name__, attention, "positions", error=missing[attention])
+                proof = MaskTry(make.__name__, attention, "positions", error=missing[attention])
             elif dtype == "bf16" and "flash" not in attention:
                 proof = _in_bfloat16(make, config, members, attention, device)
             else:
-                (proof,) = prove(make, config, members, "positions", attention, device=device)
+                (proof,) = try_masks(make, config, members, "positions", attention, device=device)
             table.add_row(f"{attention}, {dtype}", *_cells(proof))
     return table
 
 
-def _cells(proof: Proof) -> list[str]:
+def _cells(proof: MaskTry) -> list[str]:
     found = proof.finding
     if found is None:
         return [*["–"] * 5, f"not tried: {proof.error[:100]}"]
@@ -61,19 +61,19 @@ def _cells(proof: Proof) -> list[str]:
     return [*("–" if first is None else f"{value:.2g}" for value, first in values), _goal(found)]
 
 
-def _goal(found: Finding) -> str:
+def _goal(found: BatchDifference) -> str:
     if not found.is_conclusive:
         return "NO: outputs show nothing"
     goal = at_most(max(found.differences), found.tolerance)
     return "NO: gradients reach other members" if found.mixes and "yes" in goal else goal
 
 
-def _in_bfloat16(make: Any, config: Any, members: Sequence[Encoded], attention: str, device: torch.device) -> Proof:
+def _in_bfloat16(make: Any, config: Any, members: Sequence[Encoded], attention: str, device: torch.device) -> MaskTry:
     """As `prove`, which takes float32 where an attention has it."""
-    proof = Proof(make.__name__, attention, "positions")
+    proof = MaskTry(make.__name__, attention, "positions")
     try:
         model = small_model(make, config, attention).to(device, torch.bfloat16)
-        return replace(proof, finding=try_class(model, members))
+        return replace(proof, finding=try_small_model(model, members))
     except Exception as error:  # kernels that are compiled here may not be
         return replace(proof, error=one_line(error, 300))
 

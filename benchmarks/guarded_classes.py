@@ -28,7 +28,7 @@ from classes import Row, every_layer, in_child, members_of, quiet, said
 
 from energon_pack.training import small_model as small_models
 from energon_pack.training.batch import PackedBatch
-from energon_pack.training.forward_inputs import MixingError, has_rope_rows
+from energon_pack.training.forward_inputs import MixingError, takes_rope_rows
 from energon_pack.training.guards import guard
 from energon_pack.training.layout import RowForm, neat
 from energon_pack.training.member_encoder import Encoded
@@ -129,7 +129,7 @@ def tried(model: Any, given: list[Encoded], setting: str) -> Row:
 def inputs_of(model: Any, members: list[Encoded], mask: str) -> dict[str, Any]:
     """Two rows of members, or one where hybrids take one, as a model takes them."""
     rows = twin_rows(members, mask)
-    batch = PackedBatch(neat([[one.tokens for one in row] for row in rows], RowForm(rope=has_rope_rows(model))))
+    batch = PackedBatch(neat([[one.tokens for one in row] for row in rows], RowForm(rope=takes_rope_rows(model))))
     every = [one for row in rows for one in row]
     dtype = model.dtype
     media = [{k: v.to(dtype) if v.is_floating_point() else v for k, v in one.media.items()} for one in every]

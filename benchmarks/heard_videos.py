@@ -28,7 +28,7 @@ from energon_pack.samples.media.requested import with_requested_settings
 from energon_pack.samples.media.streams import decode_audio, resampled_length
 from energon_pack.samples.member import SampleOptions
 from energon_pack.samples.skip import Skip
-from energon_pack.templates.choose_rules import choose_template
+from energon_pack.templates.choose_rules import build_with_best_rules
 from energon_pack.templates.full_processor import full_processor
 from energon_pack.templates.processor_inputs import full_processor_ids
 from energon_pack.templates.sample import Sample
@@ -109,7 +109,7 @@ def compared(name: str, write: Callable[[Path], Path], media: str, clips: list[t
     with tempfile.TemporaryDirectory() as folder:
         processor = write(Path(folder) / "processor")
         model = ModelConfig(template="auto", processor=str(processor))
-        template, _ = choose_template(TemplateSettings(model, MEDIA[media]), processor)
+        template, _ = build_with_best_rules(TemplateSettings(model, MEDIA[media]), processor)
         full = full_processor(template.spec.processor)
         differ = refused = 0
         asked = called = 0.0

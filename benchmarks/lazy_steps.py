@@ -17,11 +17,11 @@ from step_sets import SETS
 from torch.utils.data import DistributedSampler
 
 from energon_pack import PackSampler
-from energon_pack.plan.existing_packs import plan_of_epoch
-from energon_pack.plan.packs import PackPlan, costs_of_packs
+from energon_pack.plan.existing_packs import exchange_members_for_epoch
+from energon_pack.plan.packs import PackPlan, flops_of_packs
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import GroupBy, PackingConfig
-from energon_pack.steps.cost import cost_model
+from energon_pack.steps.cost import cost_model_or_default
 
 
 class Planned:
@@ -41,11 +41,11 @@ class Planned:
         pass
 
     def plan_of(self, epoch: int) -> PackPlan:
-        return plan_of_epoch(self.plan, self.items, self.packing, 0, epoch)
+        return exchange_members_for_epoch(self.plan, self.items, self.packing, 0, epoch)
 
     def costs(self, epoch: int) -> tuple[Any, Any]:
         plan = self.plan_of(epoch)
-        return costs_of_packs(self.items, plan, cost_model(None)), plan.per_pack(self.items.num_supervised)
+        return flops_of_packs(self.items, plan, cost_model_or_default(None)), plan.per_pack(self.items.num_supervised)
 
 
 def waits(costs: Any, order: list[int], ranks: int) -> str:

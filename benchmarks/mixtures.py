@@ -34,13 +34,13 @@ from energon_pack.order import main as order
 from energon_pack.plan.epoch_draws import apply_epochs_and_mixture, mixture_figures
 from energon_pack.plan.existing_packs import packs_of_sizes
 from energon_pack.plan.items import Lengths
-from energon_pack.plan.packs import costs_of_packs
+from energon_pack.plan.packs import flops_of_packs
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.run.scratch_arrays import Scratch
 from energon_pack.run.seeded_random import Ints
 from energon_pack.sources.mixture import Entry, Mixture
-from energon_pack.steps.cost import CostModel, cost_model
+from energon_pack.steps.cost import CostModel, cost_model_or_default
 from energon_pack.steps.evenness import evenness_figures
 from energon_pack.steps.topology import Topology
 
@@ -105,7 +105,7 @@ class Packs:
         found = [DatasetOfOrder(name, DatasetFolder(path), str(path), manifest) for (name, path), manifest in pairs]
         items, sizes, of_pack = read_train_members(found)
         packs = packs_of_sizes(sizes)
-        costs = costs_of_packs(items, packs, CostModel.from_json(manifests[0]["cost"]))
+        costs = flops_of_packs(items, packs, CostModel.from_json(manifests[0]["cost"]))
         self.costs = costs, packs.per_pack(items.num_supervised)
         rows = [row for part in found for row in self._rows(part, not by_entry)]
         keys = list(dict.fromkeys((folder, key) for folder, key, _ in rows))
@@ -146,7 +146,7 @@ class Packs:
 
 def plan_again(num: int) -> None:
     """Plan a mixture of so many samples whose lengths are in the cache: what other weights take."""
-    cost, packing = cost_model(None), PackingConfig()
+    cost, packing = cost_model_or_default(None), PackingConfig()
     with tempfile.TemporaryDirectory() as folder:
         fill_cache(Path(folder) / "cache", min(num, MILLION))
         measured = shards_of(Path(folder) / "cache", num, min(num, MILLION))

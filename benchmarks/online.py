@@ -29,7 +29,7 @@ from energon_pack.online.stream_setup import prepare_stream
 from energon_pack.plan.caps import COLUMNS
 from energon_pack.plan.items import Items
 from energon_pack.plan.plan import plan_packs
-from energon_pack.plan.pool import Pool, costs_of
+from energon_pack.plan.pool import Pool, costs_of_sample
 from energon_pack.plan.sample_measures import SampleMeasurer, SampleMeasures
 from energon_pack.plan.settings import GroupBy, PackingConfig
 from energon_pack.samples.media.kinds import MEDIA_TYPES
@@ -99,7 +99,7 @@ def in_order(items: Items, packing: PackingConfig) -> list[Costed]:
     groups = items.media if packing.group_by is GroupBy.media else np.zeros(len(items), np.int64)
     columns = [items.counts[name][order].tolist() for name in COLUMNS]
     counts = (dict(zip(COLUMNS, values, strict=True)) for values in zip(*columns, strict=True))
-    return [(costs_of(of, packing), group) for of, group in zip(counts, groups[order].tolist(), strict=True)]
+    return [(costs_of_sample(of, packing), group) for of, group in zip(counts, groups[order].tolist(), strict=True)]
 
 
 def streaming(samples: Iterable[Costed], packing: PackingConfig, buffer_size: int) -> tuple[int, int, int]:
@@ -108,7 +108,7 @@ def streaming(samples: Iterable[Costed], packing: PackingConfig, buffer_size: in
     num = 0
     for number, (costs, group) in enumerate(samples):
         pool.add(number, costs, group)
-        while not pool.num_missing:
+        while not pool.num_to_add:
             num += len(pool.take())
     pool.plan_rest()
     while len(pool):

@@ -21,7 +21,7 @@ import numpy as np
 from energon_pack import PackedDataset
 from energon_pack.config.compose import compose_config
 from energon_pack.pack import pack
-from energon_pack.steps.cost import CostModel, cost_model
+from energon_pack.steps.cost import CostModel, cost_model_or_default
 from energon_pack.training.encoded import EncodedMembers
 
 HERE = Path(__file__).resolve().parent
@@ -122,7 +122,7 @@ def main() -> None:
         pairs = pairs_of(options.real)
         (folder / "source").mkdir()
         files = forms(pairs, (options.real / "data" / "image_mathv").absolute(), folder / "source")
-        cost, length = cost_model(None), options.length
+        cost, length = cost_model_or_default(None), options.length
         rows = [
             row_of("packing.share=prefix", ours(model, files["here"], length, "prefix"), cost),
             row_of("packing.share=none", ours(model, files["here"], length, "none"), cost),

@@ -27,7 +27,7 @@ from processor_classes import Found, processor_classes, quiet, said, save_dummy
 
 from energon_pack.errors import PackError
 from energon_pack.samples.skip import Skip
-from energon_pack.templates.choose_rules import choose_template
+from energon_pack.templates.choose_rules import build_with_best_rules
 from energon_pack.templates.identity import UNEVEN_VIDEOS
 from energon_pack.templates.settings import ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template
@@ -87,7 +87,7 @@ def row_of(one: Found, lists: Sequence[Sequence[str]]) -> Row:
             return {**row, "refused": f"not built: {said(error)}"}
         model = ModelConfig(name="auto", template="auto", processor=str(folder), add_special_tokens=None)
         try:
-            template, choice = choose_template(TemplateSettings(model), folder)
+            template, choice = build_with_best_rules(TemplateSettings(model), folder)
         except PackError as error:
             return {**row, "refused": str(error).replace(str(folder), one.name)}
         row |= {"template": choice.template, "left_out": choice.left_out}

@@ -35,7 +35,7 @@ from energon_pack.samples.media.prepared import processor_arguments
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.media.streams import decode_audio, resampled_length
 from energon_pack.samples.skip import Skip
-from energon_pack.templates.choose_rules import choose_template
+from energon_pack.templates.choose_rules import build_with_best_rules
 from energon_pack.templates.full_processor import full_processor
 from energon_pack.templates.processor_inputs import full_processor_ids
 from energon_pack.templates.sample import Sample
@@ -171,7 +171,7 @@ def compared(name: str, write: Callable[[Path], Path], sounds: list[tuple[Media,
     """Return how many sounds have other tokens than the full processor of the class makes."""
     with tempfile.TemporaryDirectory() as folder:
         processor = write(Path(folder) / "processor")
-        template, _ = choose_template(
+        template, _ = build_with_best_rules(
             TemplateSettings(ModelConfig(template="auto", processor=str(processor))), processor
         )
         full, by = full_processor(template.spec.processor), template.spec.family

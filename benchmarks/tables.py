@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from energon_pack.run.lru_cache import LruCache
-from energon_pack.sources.named_bytes import row_as_json
+from energon_pack.sources.named_bytes import json_with_media_names
 from energon_pack.sources.storage import open_file
 from energon_pack.sources.table_rows import open_cell, row_json
 
@@ -69,7 +69,7 @@ def by_place(path: str, order: list[int], take: Callable[[int], list[slice]]) ->
 
 def json_and_image(rows: pa.Table, index: int) -> tuple[bytes, bytes]:
     (row,) = rows.slice(index, 1).to_pylist()
-    return row_as_json({**row, "image": "x"}, "x"), row["image"]["bytes"]
+    return json_with_media_names({**row, "image": "x"}, "x"), row["image"]["bytes"]
 
 
 def by_groups(path: str, order: list[int], _: object) -> None:

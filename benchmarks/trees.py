@@ -15,7 +15,7 @@ from energon_pack.plan.items import AnyInts, Items
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import GroupBy, PackingConfig, Share
 from energon_pack.plan.trees import Beginnings, Trees, trees_of, with_own_counts
-from energon_pack.run.seeded_random import mix_array
+from energon_pack.run.seeded_random import mix_bits_in_place
 
 PACKING = PackingConfig(max_token_len=8192, share=Share.prefix, group_by=GroupBy.none)
 
@@ -42,7 +42,7 @@ def samples(num: int, share: float) -> tuple[Items, Beginnings]:
     is_end = number == sizes[item] - 1
     key = np.where(number == 0, 0, group[item] * 64 + number).astype(np.uint64)
     own = (num * 64 + item).astype(np.uint64)
-    key = mix_array(np.where(is_end & ~is_turns[item], own, key))
+    key = mix_bits_in_place(np.where(is_end & ~is_turns[item], own, key))
     at = np.where(number == 0, 70, root[item] + 200 * (number - 1))
     at = np.where(is_end, lens[item], at)
     none = np.zeros(len(item), np.int32)

@@ -48,7 +48,7 @@ from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import read_sample
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.source_path import find_source
-from energon_pack.templates.models import read_model
+from energon_pack.templates.models import read_model_node
 from energon_pack.templates.processor import load_saved_template, prepare_template
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import ModelConfig, TemplateSettings
@@ -79,7 +79,7 @@ def make_source(folder: Path) -> None:
 def make_template(folder: Path) -> str:
     """Return a folder with the template of the demo's processor."""
     _, processor = make_demo(folder / "demo")
-    model = dataclass_from_plain(ModelConfig, {**read_model("qwen2_5_vl"), "processor": str(processor)})
+    model = dataclass_from_plain(ModelConfig, {**read_model_node("qwen2_5_vl"), "processor": str(processor)})
     return prepare_template(TemplateSettings(model), folder / "cache")
 
 

@@ -25,7 +25,7 @@ from torch.nn.functional import pad as pad_tensor
 from energon_pack.errors import PackError
 from energon_pack.online.lazy import LazyPackedDataset
 from energon_pack.training.batch import PackedBatch
-from energon_pack.training.encoded import Pack
+from energon_pack.training.encoded import TrainingPack
 from energon_pack.training.refusals import refuse_trees, refuse_weights
 
 #: `mask`: how a neat batch tells attention where its members are
@@ -169,7 +169,7 @@ class EpochCollate:
 class PackRow(NamedTuple):
     """An item of `PackRows`: a pack, and the dataset with the settings of its batch."""
 
-    pack: Pack
+    pack: TrainingPack
     dataset: PackRows
 
 

@@ -26,7 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from energon_pack.config import ExecutorKind, ModelConfig, PackConfig, SourceConfig, conf_dir, plain
 from energon_pack.config.compose import hydra_error_line
-from energon_pack.config.hydra_start import find_plugins, parsed_arguments
+from energon_pack.config.hydra_start import load_plugins, parsed_arguments
 from energon_pack.config.naming import is_in_name_hash, output_name
 from energon_pack.config.validate import to_config
 from energon_pack.errors import PackError, refuse_password
@@ -42,7 +42,7 @@ from energon_pack.run.command import (
     tool_lines,
 )
 from energon_pack.run.console import print_error, printed_together, say
-from energon_pack.templates.models import packaged_models, read_model
+from energon_pack.templates.models import packaged_models, read_model_node
 from energon_pack.version import VERSION
 
 #: the environment variable with the keys of a sweep, for its jobs, wherever a launcher runs them
@@ -180,7 +180,7 @@ def main() -> NoReturn:
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in _MULTIRUN)  # argparse wants these first
     prepare_process()
     forget_sweep()
-    find_plugins(sys.argv)
+    load_plugins(sys.argv)
     is_interrupted = False
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, instead of printing several lines and exiting
     try:
@@ -282,7 +282,7 @@ def _default_config(ours: DictConfig) -> PackConfig:
     with flag_override(composed, ["readonly", "struct"], False):
         composed.pop("hydra", None)
         if ours.model.name in packaged_models():  # a user's own YAML may build upon this one, and keep its name
-            composed.model = OmegaConf.merge(OmegaConf.structured(ModelConfig), read_model(ours.model.name))
+            composed.model = OmegaConf.merge(OmegaConf.structured(ModelConfig), read_model_node(ours.model.name))
         elif "model" not in about.runtime.choices:  # a user's own config has its values
             composed.model = ours.model
     return to_config(composed)

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from energon_pack.dataset.agreement import refuse_other_datasets
+from energon_pack.dataset.agreement import refuse_incompatible_datasets
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import MANIFEST
 from energon_pack.errors import PackError
@@ -23,7 +23,7 @@ from energon_pack.run.address import is_address, place_of
 from energon_pack.run.command import positive_int, run_tool, tool_parser
 from energon_pack.run.console import say
 from energon_pack.run.files import META_FOLDER, write_whole
-from energon_pack.run.plain_data import yaml_value
+from energon_pack.run.plain_data import parse_yaml
 from energon_pack.run.stores.requests import StoreError
 from energon_pack.sources.storage import absolute, folder_of, is_file, real_path
 
@@ -50,7 +50,7 @@ class BlendEntry:
         return float(self.counts[split][weight_by]) if self.given_weight is None else self.given_weight
 
 
-def read_entry(text: str) -> BlendEntry:
+def read_blend_entry(text: str) -> BlendEntry:
     """Parse `DIR` or `DIR=WEIGHT`, and read that dataset's metadata; DIR is a folder or an address."""
     path, equals, weight_text = text.rpartition("=")
     if not equals or DatasetFolder(text).has_files:
@@ -59,7 +59,7 @@ def read_entry(text: str) -> BlendEntry:
     if is_file(folder.path):
         raise PackError(f"{path} is a file: name the packed datasets themselves, their folders")
     try:
-        manifest = folder.read_object(f"{META_FOLDER}/{MANIFEST}")
+        manifest = folder.read_json_object(f"{META_FOLDER}/{MANIFEST}")
         sides = 2 if manifest.get("pairs") else 1  # a pair is one sample
         counts = {split: {**of, "samples": of["samples"] // sides} for split, of in manifest["splits"].items()}
     except StoreError:
@@ -140,7 +140,7 @@ def refuse_incompatible(entries: list[BlendEntry], weight_by: str) -> None:
             f"{', '.join(without)}: no weight, beside others that have one: a number of {weight_by} and a given weight"
             " do not compare; give DIR=WEIGHT for all or for none"
         )
-    refuse_other_datasets({entry.folder.path: entry.manifest for entry in entries}, ("flavor",))
+    refuse_incompatible_datasets({entry.folder.path: entry.manifest for entry in entries}, ("flavor",))
 
 
 def relative_path(folder: DatasetFolder, start: str) -> str:
@@ -215,7 +215,7 @@ def _row_cells(
 
 
 def _shard_names(entry: BlendEntry, split: str) -> list[str]:
-    parts = yaml_value(entry.folder.read(f"{META_FOLDER}/split.yaml"))["split_parts"]
+    parts = parse_yaml(entry.folder.read(f"{META_FOLDER}/split.yaml"))["split_parts"]
     shards: list[str] = parts[split]
     return shards
 
@@ -258,7 +258,7 @@ def main(arguments: list[str] | None = None) -> int:
         raise PackError(f"{out}: Energon knows a Metadataset by the name: it has to end in .yaml")
     if is_file(out) and not options.overwrite:
         raise PackError(f"{out} exists; --overwrite replaces it")
-    entries = [read_entry(text) for text in options.datasets]
+    entries = [read_blend_entry(text) for text in options.datasets]
     subflavors = dict(map(read_subflavor, options.subflavors))
     value = metadataset_of(entries, out, options.weight, subflavors, options.config, options.relative)
     _write_file(out, energon_yaml(value))

@@ -17,11 +17,11 @@ import numpy as np
 from energon_pack.dataset.folder import DatasetFolder, datasets_of_order
 from energon_pack.dataset.ordered import DatasetOfOrder, read_train_members, write_order_folder
 from energon_pack.errors import PackError, amount
-from energon_pack.metadataset import BlendEntry, read_entry, refuse_incompatible, relative_path
+from energon_pack.metadataset import BlendEntry, read_blend_entry, refuse_incompatible, relative_path
 from energon_pack.plan.epoch_draws import MANY_EPOCHS, EntryShare, shares_of
 from energon_pack.plan.existing_packs import num_draws_by_pass, order_existing_packs, packs_of_sizes
 from energon_pack.plan.items import Items
-from energon_pack.plan.packs import PackPlan, costs_of_packs
+from energon_pack.plan.packs import PackPlan, flops_of_packs
 from energon_pack.plan.report import STEP_COSTS
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.run.command import local_path, positive_int, run_tool, tool_parser
@@ -34,7 +34,7 @@ from energon_pack.steps.evenness import evenness_figures
 from energon_pack.steps.topology import Topology, reading_order
 
 
-def order_packs(
+def write_order(
     entries: list[BlendEntry], out: str, topology: Topology, num_epochs: int = 1, seed: int = 0, relative: bool = False
 ) -> None:
     """Write one order over the packs of several datasets, and print each dataset's share and how even steps are.
@@ -104,7 +104,7 @@ def _print_shares(shares: list[EntryShare], tokens: np.ndarray) -> None:
 
 
 def _print_step_evenness(items: Items, packs: PackPlan, order: Ints, topology: Topology, cost: CostModel) -> None:
-    costs, trained = costs_of_packs(items, packs, cost), packs.per_pack(items.num_supervised)
+    costs, trained = flops_of_packs(items, packs, cost), packs.per_pack(items.num_supervised)
     read = order[reading_order(len(order), topology)]
     spread = evenness_figures(costs, trained, topology.data_parallel, topology.micro_batches, read)
     waits = ", ".join(f"{word} {spread[name]['epoch']:.3f}" for name, word in STEP_COSTS.items())
@@ -149,8 +149,8 @@ def main(arguments: list[str] | None = None) -> int:
         raise PackError(f"{options.out} exists; {hint}")
     topology = Topology(options.ranks, options.workers, options.micro_batches)
     topology.check()
-    entries = [read_entry(text) for text in options.datasets]
-    order_packs(entries, out, topology, options.epochs, options.seed, options.relative)
+    entries = [read_blend_entry(text) for text in options.datasets]
+    write_order(entries, out, topology, options.epochs, options.seed, options.relative)
     return 0
 
 

@@ -20,24 +20,24 @@ from typing import Any
 from energon_pack.config import Format, PackConfig, Stage
 from energon_pack.config.stage_settings import StageSettings
 from energon_pack.config.validate import checked_config
-from energon_pack.dataset.destination import refuse_other_dataset
+from energon_pack.dataset.destination import refuse_changed_identity
 from energon_pack.dataset.energon_check import cache_key_of, import_energon_if_needed
 from energon_pack.dataset.files import LEDGER
 from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.dataset.publish_limits import refuse_unpublishable_plan, why_unpublished
 from energon_pack.dataset.skipped_file import ledger_entries, write_ledger
 from energon_pack.lengths import audit
-from energon_pack.lengths.measure import check_unchanged, dropping_wrong_lengths
-from energon_pack.report.run_report import RunReport
+from energon_pack.lengths.measure import dropping_wrong_lengths, refuse_changed_shards
+from energon_pack.report.run_report import RunPageWriter
 from energon_pack.report.terminal_summary import print_plan, print_stages
 from energon_pack.run.console import say
 from energon_pack.run.files import naming_full_disk
 from energon_pack.run.progress import Progress
-from energon_pack.run.work_parts import Part
+from energon_pack.run.work_parts import WorkPart
 from energon_pack.run.workshop import Workshop, executor_of
-from energon_pack.sources.source_path import source_format, source_line
+from energon_pack.sources.source_path import source_format, source_summary
 from energon_pack.stages import measuring, pages, planning, publishing, writing
-from energon_pack.stages.places import Places, find_places
+from energon_pack.stages.places import Places, prepare_places
 from energon_pack.stages.plan_on_disk import ExpectedPlan, refuse_other_plan, write_job_files, write_part
 from energon_pack.stages.planning import Planned
 from energon_pack.stages.writing import Written
@@ -65,9 +65,9 @@ def pack(config: PackConfig, job: str = "") -> dict[str, Any]:
         SamplesLost: bad data cost more than `max_skipped`, or a whole modality. Nothing is published.
     """
     config = checked_config(config)  # one that was made in Python has not been checked yet
-    part = Part.parse(config.part) if config.part else None
+    part = WorkPart.parse(config.part) if config.part else None
     with executor_of(config.executor) as executor:
-        progress, places = Progress(SHOWN_STAGES[config.stage], job), find_places(config)
+        progress, places = Progress(SHOWN_STAGES[config.stage], job), prepare_places(config)
         format_is_guessed = config.source.format == Format.auto and not config.source.is_demo
         if config.source.format == Format.auto:
             config = replace(config, source=replace(config.source, format=source_format(places.source).value))
@@ -76,7 +76,7 @@ def pack(config: PackConfig, job: str = "") -> dict[str, Any]:
         settings = StageSettings.of(config, places.source, places.processor)
         if config.stage is Stage.write:
             expected = ExpectedPlan.of(settings.plan, places)
-            return write_part(places.output.destination, expected, part or Part(0, 1), settings.shards, workshop)
+            return write_part(places.output.destination, expected, part or WorkPart(0, 1), settings.shards, workshop)
         if part is not None:
             return measuring.measure_part(places.source, part, settings.method, settings.lengths, workshop)
         return _run_stages(settings, places, format_is_guessed, workshop)
@@ -93,12 +93,14 @@ def _run_stages(settings: StageSettings, places: Places, format_is_guessed: bool
     indexed = measuring.index_source(source.shards, settings.method.keep_damaged, settings.plan.seed, workshop)
     if format_is_guessed:
         num_samples = sum(item.num_rows for item in indexed)
-        say(f"read as: {source_line(source, num_samples)}")
+        say(f"read as: {source_summary(source, num_samples)}")
     method = measuring.prepare_method(settings.method, workshop)
     for line in method.template_lines(settings.method.template.model.template):
         say(line)
     measured = measuring.measure_source(source, indexed, method, settings.lengths, workshop)
-    run_report = RunReport(end, places.processor, measured.lengths, measured.num_repeated, measured.method, workshop)
+    run_report = RunPageWriter(
+        end, places.processor, measured.lengths, measured.num_repeated, measured.method, workshop
+    )
     if end.stage is Stage.lengths:
         return pages.try_pack_lens(measured, run_report, places.output.page, end, workshop)
     planned = planning.plan_source(measured, settings.plan, workshop)
@@ -106,9 +108,9 @@ def _run_stages(settings: StageSettings, places: Places, format_is_guessed: bool
     run_report.add_plan(planned.lengths, planned.plan, planned.report)
     refusal = why_unpublished(planned.report, end.max_skipped, end.packing if places.output.publishes else None)
     if places.published is not None:
-        refuse_other_dataset(places.published, planned.identity, places.output.destination.place)
+        refuse_changed_identity(places.published, planned.identity, places.output.destination.place)
         if refusal is None:
-            return publishing.end_already_published(planned, run_report, places, end.output, workshop)
+            return publishing.finish_published_run(planned, run_report, places, end.output, workshop)
     if end.stage is Stage.plan:
         return _end_with_plan(settings, places, planned, run_report, refusal, workshop)
     return _write_and_publish(settings, places, planned, run_report, refusal, workshop)
@@ -118,7 +120,7 @@ def _end_with_plan(
     settings: StageSettings,
     places: Places,
     planned: Planned,
-    run_report: RunReport,
+    run_report: RunPageWriter,
     refusal: str | None,
     workshop: Workshop,
 ) -> dict[str, Any]:
@@ -151,7 +153,7 @@ def _write_and_publish(
     settings: StageSettings,
     places: Places,
     planned: Planned,
-    run_report: RunReport,
+    run_report: RunPageWriter,
     refusal: str | None,
     workshop: Workshop,
 ) -> dict[str, Any]:
@@ -176,7 +178,7 @@ def _write_and_publish(
         # the imports of the check, while packs are written
         workshop.executor.start(import_energon_if_needed, cache_key)
         with workshop.progress.timed("write"):
-            check_unchanged(lengths.shards, workshop)
+            refuse_changed_shards(lengths.shards, workshop)
             total = writing.WriteSize(len(planned.shards.sizes), planned.plan.num_packs, num_bytes)
             shards = writing.write_shards(jobs(), destination, staging, total, workshop)
             written = Written(shards, staging, settings.shards.media_root)

@@ -22,8 +22,8 @@ from energon_pack.dataset.files import PLAN, PlanFile, PlanRow, PlanRowLookup, h
 from energon_pack.dataset.folder import DatasetFolder, packed_folder
 from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.dataset.manifest import MANIFEST
-from energon_pack.dataset.pack_json import Pack
-from energon_pack.dataset.source_media import DatasetMedia
+from energon_pack.dataset.pack_json import ParsedPack
+from energon_pack.dataset.source_media import ReferencedMediaReader
 from energon_pack.dataset.tar_writer import TarWriter
 from energon_pack.errors import PackError, amount
 from energon_pack.run.address import lies_in
@@ -35,14 +35,14 @@ from energon_pack.samples.flavors import find_packed_flavor, reading_problem
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.parts import Reference
 from energon_pack.samples.single_samples import single_sample_of_member
-from energon_pack.sources.find import make_shard
+from energon_pack.sources.find import shard_of_file
 from energon_pack.sources.jsonl.line_index import ROW_PART
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import absolute, real_path
 from energon_pack.verify.pack_checks import check_parts, check_placeholders, check_plan
 from energon_pack.verify.shard_checks import read_packs
-from energon_pack.verify.source_checks import read_settings
+from energon_pack.verify.source_checks import reading_settings_without_map
 
 _MAX_ROWS_IN_MEMORY = 50_000  # rows that are sorted at once
 _PACKS_AT_ONCE = 256  # packs whose rows of the plan are held at once
@@ -85,8 +85,8 @@ def unpack(dataset: str | Path, out: Path, max_shard_samples: int = 10_000) -> i
             )
         tars = staging / "tars"
         taken = set(spill.pieces_of_shard)
-        packed = {name: make_shard(name, folder.path_of(name)) for name in folder.shards}
-        media = DatasetMedia(folder.path)
+        packed = {name: shard_of_file(name, folder.path_of(name)) for name in folder.shards}
+        media = ReferencedMediaReader(folder.path)
         with progress.stage("write", spill.num_rows, "samples") as advance, Reader() as reader:
             for shard in sorted(spill.pieces_of_shard):
                 rows = spill.rows_of(shard)
@@ -106,7 +106,7 @@ def _flavor_and_messages_key(folder: DatasetFolder) -> tuple[PackedFlavor, str |
     if not folder.has(path):
         raise PackError(f"{folder} is no packed dataset: it has no {path}")
     try:
-        manifest = folder.read_object(path)
+        manifest = folder.read_json_object(path)
     except ValueError as error:
         raise PackError(f"{folder.path_of(path)} can't be read: {error}") from None
     name = manifest.get("flavor")
@@ -121,12 +121,12 @@ def _flavor_and_messages_key(folder: DatasetFolder) -> tuple[PackedFlavor, str |
         raise PackError(
             f"{folder} holds preference pairs: single samples would be rejected answers; their source has both"
         )
-    return flavor, read_settings(manifest).messages_key
+    return flavor, reading_settings_without_map(manifest).messages_key
 
 
 def _checked_packs(
     folder: DatasetFolder, name: str, flavor: PackedFlavor, plan: PlanFile
-) -> Iterator[tuple[Pack, list[PlanRow]]]:
+) -> Iterator[tuple[ParsedPack, list[PlanRow]]]:
     packs, plan_rows = read_packs(folder, name, flavor), PlanRowLookup(plan)
     while group := list(islice(packs, _PACKS_AT_ONCE)):
         rows = plan_rows.rows_of_packs({pack.files.key for _, pack, _ in group})
@@ -151,7 +151,7 @@ class _SpillFile:
         #: source shard → offset and size of each of its pieces
         self.pieces_of_shard: dict[str, list[tuple[int, int]]] = {}
 
-    def add_pack(self, packed: str, pack: Pack, members: list[PlanRow], messages_key: str | None) -> None:
+    def add_pack(self, packed: str, pack: ParsedPack, members: list[PlanRow], messages_key: str | None) -> None:
         referred = {reference.name: [*reference] for reference in pack.references}
         samples = zip(pack.flavor.samples(pack.fields), pack.flavor.parts(pack.fields), strict=True)
         for member, (value, names) in zip(members, samples, strict=True):
@@ -229,7 +229,12 @@ def _tar_names(shard: str, number: int, taken: set[str]) -> list[str]:
 
 
 def _write_tar(
-    path: Path, rows: list[_MemberRow], packed: dict[str, Shard], reader: Reader, media: DatasetMedia, spill: _SpillFile
+    path: Path,
+    rows: list[_MemberRow],
+    packed: dict[str, Shard],
+    reader: Reader,
+    media: ReferencedMediaReader,
+    spill: _SpillFile,
 ) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "xb", buffering=0) as file:

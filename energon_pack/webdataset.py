@@ -22,12 +22,12 @@ from energon_pack.dataset.damaged_shards import refuse_damaged_shards, unreadabl
 from energon_pack.dataset.encoder import pack_encoder
 from energon_pack.dataset.manifest import read_manifest
 from energon_pack.dataset.pack_files import members_of_pack
-from energon_pack.dataset.source_media import DatasetMedia
+from energon_pack.dataset.source_media import ReferencedMediaReader
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
 from energon_pack.sources.prepared_folder import PreparedFolder, read_prepared
 from energon_pack.training.batch import PackedBatch
-from energon_pack.training.encoded import Pack
+from energon_pack.training.encoded import TrainingPack
 from energon_pack.training.pack_encoder import PackEncoder
 
 __all__ = ["Packs", "packs", "shard_urls"]
@@ -83,13 +83,13 @@ class Packs:
         self.encoder = encoder
         self._dataset = dataset
         self._root = os.path.join(os.path.abspath(dataset), "")
-        self._media = DatasetMedia(self._root)
+        self._media = ReferencedMediaReader(self._root)
         self._excluded = prepared.excluded_keys if prepared else {}
         self._counts = prepared.shard_counts if prepared else {}
         self._names_of_urls: dict[str, str] = {}
         self._flavor: str = encoder.made["flavor"]
 
-    def __call__(self, samples: Iterable[Mapping[str, Any]]) -> Iterator[Pack]:
+    def __call__(self, samples: Iterable[Mapping[str, Any]]) -> Iterator[TrainingPack]:
         """Yield each sample of webdataset as an encoded pack, without those that split.yaml excludes or that lost all
         members.
 
@@ -109,7 +109,7 @@ class Packs:
                 warning = "%s: %d packs of %s came, which has %d: a stage before left some out, or the tar was cut"
                 _log.warning(warning, self._dataset, count, shard, self._counts[shard])
 
-    def collate(self, packs: Sequence[Pack]) -> PackedBatch:
+    def collate(self, packs: Sequence[TrainingPack]) -> PackedBatch:
         """Lay packs out in one batch: `collate_fn` of a DataLoader, `collation_fn` of webdataset's `batched`.
 
         Raises the errors of `PackEncoder.batch`.

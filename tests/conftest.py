@@ -21,7 +21,7 @@ from filelock import FileLock
 from hypothesis import HealthCheck, settings
 
 from energon_pack.config import PackConfig
-from energon_pack.run.stores import objects_of
+from energon_pack.run.stores import client_of_profile
 from energon_pack.run.stores.blocks import Blocks
 from energon_pack.sources import blockwise
 from energon_pack.sources.demo import make_demo
@@ -187,7 +187,7 @@ def bucket(s3: Proxy, request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
         monkeypatch.setenv("TMPDIR", folder)
         monkeypatch.setattr(tempfile, "tempdir", None)
         monkeypatch.setattr(blockwise, "BLOCKS", Blocks())
-        objects_of.cache_clear()
+        client_of_profile.cache_clear()
         s3.fault, s3.pause = lambda request: None, 0.05
         s3.seen = Seen()
         yield Bucket(f"b{zlib.crc32(request.node.nodeid.encode()):08x}", s3)

@@ -26,7 +26,7 @@ from energon_pack.training import member_encoder, pack_encoder
 from energon_pack.training.batch import PackedBatch, touch_vision
 from energon_pack.training.joining import JoinError
 from energon_pack.training.layout import IGNORE
-from energon_pack.training.processor_calls import ProcessorCalls
+from energon_pack.training.processor_calls import MediaProcessorCaller
 from support.alone import demo_model
 from support.marks import slow
 from support.packed import demo_config, prepare, train
@@ -138,8 +138,8 @@ def test_media_that_no_rule_joins_are_refused_when_the_encoder_is_built(
         raise JoinError("SomeProcessor gives maps: no rule joins them")
 
     encoder = PackedTaskEncoder(packed, str(demo[1]), on_bad_member="drop")
-    monkeypatch.setattr(ProcessorCalls, "__call__", refused)
-    monkeypatch.setattr(ProcessorCalls, "images", refused)
+    monkeypatch.setattr(MediaProcessorCaller, "__call__", refused)
+    monkeypatch.setattr(MediaProcessorCaller, "images", refused)
     with pytest.raises(FatalSampleError, match="SomeProcessor gives maps"):
         encoder.encode_sample(next(sample for sample in samples if any(sample.images)))
     asked = replace(encoder.rules, is_asked=True)

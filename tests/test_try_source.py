@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from energon_pack.plan.pack_lengths import Choice, Choices
+from energon_pack.plan.pack_lengths import LengthFigures, TriedLength
 from energon_pack.report.terminal_summary import print_choices
 from support.pairs import write_pairs
 from support.running import command_here
@@ -86,8 +86,10 @@ def test_what_would_be_lost_is_said_with_its_reason(demo: tuple[Path, Path], tmp
 
 def test_lengths_of_no_sample_have_no_table(capsys: pytest.CaptureFixture[str]) -> None:
     """Each length dropped 0 samples and 100% of them."""
-    row = Choice(512, dropped=0, dropped_share=1.0, dropped_tokens_share=1.0, packs=0, fill=0.0, is_beyond_model=False)
-    print_choices(Choices(2, 0, 0, {"missing_media": 2}, {}, [row]))
+    row = TriedLength(
+        512, dropped=0, dropped_share=1.0, dropped_tokens_share=1.0, packs=0, fill=0.0, is_beyond_model=False
+    )
+    print_choices(LengthFigures(2, 0, 0, {"missing_media": 2}, {}, [row]))
     assert capsys.readouterr().out.splitlines() == ["no sample has a length", "skipped: 2 missing_media"]
 
 

@@ -16,7 +16,7 @@ from energon_pack.errors import PackError, SamplesLost
 from energon_pack.online.lazy import LazyPackedDataset
 from energon_pack.online.streaming import StreamingPackedDataset
 from energon_pack.pack import pack
-from energon_pack.plan.existing_packs import plan_of_epoch
+from energon_pack.plan.existing_packs import exchange_members_for_epoch
 from energon_pack.plan.packs import LEFT_OUT
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.sample_measures import SampleMeasurer, SampleMeasures
@@ -25,7 +25,7 @@ from energon_pack.samples.member import SampleOptions
 from energon_pack.samples.settings import ControlTokens
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.sample import Sample
-from energon_pack.templates.settings import Expand, TrainOn, Untrained
+from energon_pack.templates.settings import ConversationExpansion, TrainOn, Untrained
 from energon_pack.templates.template import Template
 from energon_pack.verify import Options, verify
 from support.packed import json_lines
@@ -137,7 +137,7 @@ def test_a_pack_of_which_nothing_is_trained_is_none() -> None:
     assert alone.num_packs == 0
     shared = plan_packs(items([4] * 10, num_supervised=[1, 0] * 5), PackingConfig(max_token_len=8))
     for epoch in range(20):
-        plan = plan_of_epoch(
+        plan = exchange_members_for_epoch(
             shared, items([4] * 10, num_supervised=[1, 0] * 5), PackingConfig(max_token_len=8), 0, epoch
         )
         assert all(any(np.array([1, 0] * 5)[pack]) for pack in packs(plan))
@@ -162,7 +162,7 @@ def test_pairs_of_which_nothing_is_trained_are_counted(config: Make, tmp_path: P
         for m in said(f"{i}", "<image>a" if not i else "b", **({"loss": False} if i == 1 else {}))["messages"]
     ]
     source = write(tmp_path / "source", {"messages": turns, "images": ["a.png"]})
-    run = config(source, labels__expand=Expand.pairs)
+    run = config(source, labels__expand=ConversationExpansion.pairs)
     run.source.media_root = str(source.parent)
     figures = pack(run)
     assert (figures["samples_packed"], figures["parts"], figures["samples_cut_off"]) == (1, 2, 1)

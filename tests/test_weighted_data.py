@@ -16,7 +16,7 @@ from energon_pack.loading.task_encoder import PackedTaskEncoder, inputs_of
 from energon_pack.samples.member import SampleOptions
 from energon_pack.templates.settings import Untrained
 from energon_pack.training.batch import PackedBatch
-from energon_pack.training.encoded import BadPack, Pack
+from energon_pack.training.encoded import BadPack, TrainingPack
 from energon_pack.training.layout import IGNORE
 from energon_pack.unpack import unpack
 from energon_pack.verify import Options, verify
@@ -216,7 +216,7 @@ def batches_of(folder: Path, encoder: PackedTaskEncoder) -> list[PackedBatch]:
     return [encoder.encoder.batch([pack]) for pack in packs_of(folder, encoder)]
 
 
-def packs_of(folder: Path, encoder: PackedTaskEncoder) -> list[Pack]:
+def packs_of(folder: Path, encoder: PackedTaskEncoder) -> list[TrainingPack]:
     made = [encoder.encoder.encode(sample.__key__, inputs_of(sample)) for sample in train(folder)]
     return [pack for pack in made if pack is not None]
 

@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from energon_pack.config import PackConfig, conf_dir
 from energon_pack.config.hydra_start import hydra_set_aside
-from energon_pack.config.validate import checked_config, nearest_key, nearest_name, to_config
+from energon_pack.config.validate import checked_config, to_config, unknown_key_hint, unknown_name_hint
 from energon_pack.errors import PackError
 from energon_pack.run.command import TOOLS
 from energon_pack.samples.hint import setting_word
@@ -67,7 +67,7 @@ def hydra_error_line(error: Exception, arguments: Sequence[str]) -> str:
     """Return Hydra's or OmegaConf's error as one line with the value and the fix; `arguments`: the command's words."""
     if isinstance(error, MissingConfigException) and error.options is not None:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
-        return f"no {group} '{name}'; {nearest_name(name, error.options)}"
+        return f"no {group} '{name}'; {unknown_name_hint(name, error.options)}"
     if isinstance(error, OverrideParseException):
         key, equals, value = error.override.partition("=")
         if value.endswith(","):
@@ -83,9 +83,9 @@ def hydra_error_line(error: Exception, arguments: Sequence[str]) -> str:
         if "No match in the defaults list" in text:
             instead = f"model.processor={spelled.partition('=')[2]}" if "/" in spelled else f"+{spelled}"
             return f"{spelled}: {key} has no default to replace; write {instead}"
-        return f"{spelled}: unknown key {key}; {nearest_key(key)}"
+        return f"{spelled}: unknown key {key}; {unknown_key_hint(key)}"
     if is_node := re.search(r"Error merging override (([\w.]+)=.*)\n.* is not a subclass of ", text):
-        return f"{is_node[1]}: {is_node[2]} has keys of its own; {nearest_key(is_node[2] + '.')}"
+        return f"{is_node[1]}: {is_node[2]} has keys of its own; {unknown_key_hint(is_node[2] + '.')}"
     if several := re.search(r"Ambiguous value for argument '(([^=]+)=(.*))'\n", text):
         as_list = f"; a list is '{several[2]}=[{several[3]}]'" if several[2] in _LIST_KEYS else ""
         return f"{several[1]}: a sweep over these values needs -m{as_list}"

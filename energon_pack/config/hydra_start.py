@@ -13,7 +13,7 @@ from hydra.version import VersionBase
 _STORAGE_CLIENT = "multistorageclient"
 
 
-def find_plugins(arguments: Sequence[str]) -> None:
+def load_plugins(arguments: Sequence[str]) -> None:
     """Load Hydra's plugins; that of Energon's storage client only if an argument has an address `msc://`.
 
     Importing that one takes a quarter of a second, and it prints a traceback for each other address it is shown.

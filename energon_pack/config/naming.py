@@ -10,9 +10,9 @@ from typing import Any
 
 from energon_pack.config import Format, Overlong, PackConfig, plain
 from energon_pack.plan.settings import Share
-from energon_pack.samples.settings import without_unset
-from energon_pack.templates.recorded_labels import labels_identity
-from energon_pack.templates.settings import Expand
+from energon_pack.samples.settings import without_unset_later_settings
+from energon_pack.templates.recorded_labels import labels_without_new_defaults
+from energon_pack.templates.settings import ConversationExpansion
 from energon_pack.version import VERSION
 
 #: nodes of the config that the bytes of a dataset depend on
@@ -40,7 +40,7 @@ def content_settings(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         nodes["packing"] = {**nodes["packing"], "overlong": Overlong.drop.value}
     nodes["labels"] = _labels_content(nodes["labels"])
     # datasets that were packed before these existed, or with `source.slice`, keep their content
-    nodes["source"] = {**without_unset(nodes["source"]), "slice": None}
+    nodes["source"] = {**without_unset_later_settings(nodes["source"]), "slice": None}
     if isinstance(mixed := nodes["source"].get("path"), dict):
         entries = {name: {key: item[key] for key in item if key not in _PLACE_KEYS} for name, item in mixed.items()}
         nodes["source"] = {**nodes["source"], "mixture": entries}
@@ -62,10 +62,10 @@ def _labels_content(labels: Mapping[str, Any]) -> dict[str, Any]:
 
     A loader does not need these settings: members of packs are expanded already.
     """
-    expand, window = labels.get("expand", Expand.none.value), labels.get("window_images")
-    unset = {"expand"} if expand == Expand.none.value else set()
+    expand, window = labels.get("expand", ConversationExpansion.none.value), labels.get("window_images")
+    unset = {"expand"} if expand == ConversationExpansion.none.value else set()
     unset |= {"window_images", "window_text"} if window is None else set()
-    return {name: value for name, value in labels_identity(labels).items() if name not in unset}
+    return {name: value for name, value in labels_without_new_defaults(labels).items() if name not in unset}
 
 
 def are_same_settings(before: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:

@@ -12,7 +12,7 @@ from energon_pack.dataset.in_store import DatasetInStore
 from energon_pack.dataset.publish_limits import page_of_unpublished
 from energon_pack.errors import PackError
 from energon_pack.run.address import is_address, parent, tidy_address
-from energon_pack.run.user_cache import user_folder
+from energon_pack.run.user_cache import user_cache_folder
 from energon_pack.sources.storage import path_in
 
 
@@ -56,7 +56,7 @@ def cache_folder(cache_dir: str | None, output_dir: str) -> Path:
     """Return the folder of the cache on this machine; for a cache on an object store, the folder that mirrors it."""
     address = cache_address(cache_dir, output_dir)
     if address is not None:
-        return user_folder("mirrors", short_hash(address))
+        return user_cache_folder("mirrors", short_hash(address))
     return Path(_cache_place(cache_dir, output_dir)).expanduser()
 
 
@@ -68,7 +68,7 @@ def cache_address(cache_dir: str | None, output_dir: str) -> str | None:
 
 def sweeps_folder(output_dir: str) -> str:
     """Return the folder of sweeps: beside the datasets, or in the user's cache if those are on an object store."""
-    return str(user_folder("runs", "")) if is_address(output_dir) else f"{output_dir}/.runs"
+    return str(user_cache_folder("runs", "")) if is_address(output_dir) else f"{output_dir}/.runs"
 
 
 def _cache_place(cache_dir: str | None, output_dir: str) -> str:

@@ -10,7 +10,7 @@ from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from energon_pack.config.schema import PackConfig
-from energon_pack.config.validate import nearest_key
+from energon_pack.config.validate import unknown_key_hint
 from energon_pack.errors import PackError
 
 
@@ -41,7 +41,7 @@ def help_lines(key: str) -> list[str]:
     """Return what `--help KEY` prints for a setting, or for all below a node; raises PackError for an unknown key."""
     chosen = [one for one in all_settings() if f"{one.key}.".startswith(f"{key}.")]
     if not chosen:
-        raise PackError(f"--help {key}: unknown key {key}; {nearest_key(key)}")
+        raise PackError(f"--help {key}: unknown key {key}; {unknown_key_hint(key)}")
     return [line for one in chosen for line in one.lines()]
 
 

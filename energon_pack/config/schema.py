@@ -150,16 +150,16 @@ class OutputConfig:
         if self.sample_fields is not None and name is None:
             raise PackError(f"output.sample_fields={self.sample_fields} are of output.sample_type=module:Class")
         if name is not None or self.flavor not in list(Flavor):
-            self.packed_flavor()
+            self.plain_flavor()
 
-    def packed_flavor(self) -> "PackedFlavor":
-        """Return the flavour of the packs, in the form for `sample_type`, if it is set; raises as `flavor_for` does."""
-        from energon_pack.dataset.sample_class import flavor_for
+    def plain_flavor(self) -> "PackedFlavor":
+        """Return the packs' flavour, in the form for `sample_type` if it is set; raises as `flavor_for_class` does."""
+        from energon_pack.dataset.sample_class import flavor_for_class
 
-        return flavor_for(self.flavor, self.sample_type, self.sample_fields)
+        return flavor_for_class(self.flavor, self.sample_type, self.sample_fields)
 
 
-class Objective(str, Enum):
+class SweepObjective(str, Enum):
     """The figure of each job that a sweeper optimises."""
 
     #: tokens in packs, by the room in them
@@ -177,7 +177,7 @@ class ReportConfig:
     #: the pack lengths that stage=lengths tries, in tokens
     lens: list[int] = field(default_factory=lambda: [2048, 4096, 8192, 16384, 32768, 65536])
     #: the figure that a sweeper such as `hydra/sweeper=optuna` optimises
-    objective: Objective = Objective.fill
+    objective: SweepObjective = SweepObjective.fill
 
 
 @dataclass
@@ -208,12 +208,12 @@ class PackConfig:
     def flavor(self) -> "PackedFlavor":
         """Return the flavour of the packs, as `output`, `packing.share` and `source.take` choose it.
 
-        Raises what `packed_flavor` raises. Pairs are written as trees are: readers of other stacks refuse these.
+        Raises what `plain_flavor` raises. Pairs are written as trees are: readers of other stacks refuse these.
         """
         from energon_pack.samples.flavors import TREES_FLAVOR
 
         is_plain = self.packing.share is Share.none and self.source.take is not Take.both
-        return self.output.packed_flavor() if is_plain else TREES_FLAVOR
+        return self.output.plain_flavor() if is_plain else TREES_FLAVOR
 
 
 def _schema() -> DictConfig:

@@ -32,7 +32,7 @@ class MethodSettings:
 
 
 @dataclass(frozen=True)
-class LengthSettings:
+class MeasuringSettings:
     """Which samples are measured, and what else is counted of them."""
 
     limit: int | None  # how many first samples to take
@@ -73,7 +73,7 @@ class ShardSettings:
 
 
 @dataclass(frozen=True)
-class EndSettings:
+class PublishSettings:
     """With which stage a run ends, which losses it accepts, and what its page and its dataset show."""
 
     stage: Stage
@@ -91,10 +91,10 @@ class StageSettings:
     """The settings of all stages."""
 
     method: MethodSettings
-    lengths: LengthSettings
+    lengths: MeasuringSettings
     plan: PlanSettings
     shards: ShardSettings
-    end: EndSettings
+    end: PublishSettings
 
     @classmethod
     def of(cls, config: PackConfig, source: Source, processor: str) -> "StageSettings":
@@ -113,7 +113,7 @@ class StageSettings:
                 mixture=source.mixture,
                 keep_damaged=config.source.on_damaged is OnDamaged.keep,
             ),
-            LengthSettings(
+            MeasuringSettings(
                 limit=config.source.limit,
                 takes_pairs=config.source.take is Take.both,
                 labels=labels,
@@ -142,7 +142,7 @@ class StageSettings:
                 media_root=source.root if writes_shards and output.media is MediaIn.reference else None,
                 is_shared=config.stage is Stage.publish or config.executor.kind != ExecutorKind.local,
             ),
-            EndSettings(
+            PublishSettings(
                 stage=config.stage,
                 max_skipped=config.max_skipped,
                 packing=config.packing,

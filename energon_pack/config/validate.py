@@ -13,10 +13,17 @@ from energon_pack.config import Flavor, ModelConfig, OutputConfig, PackConfig, S
 from energon_pack.errors import PackError, refuse_password
 from energon_pack.plan.settings import CUTTING_POLICIES, Layout, Overlong, PackingConfig, Share
 from energon_pack.plan.splits import split_shares
-from energon_pack.run.work_parts import Part
+from energon_pack.run.work_parts import WorkPart
 from energon_pack.samples.settings import Take
-from energon_pack.templates.models import read_model
-from energon_pack.templates.settings import Expand, LabelsConfig, Mask, MediaConfig, Think, TrainOn
+from energon_pack.templates.models import read_model_node
+from energon_pack.templates.settings import (
+    AttentionMaskKind,
+    ConversationExpansion,
+    LabelsConfig,
+    MediaConfig,
+    Think,
+    TrainOn,
+)
 
 #: names of settings in other tools
 _NAMES_IN_OTHER_TOOLS = {
@@ -57,12 +64,12 @@ def _add_auto_model(composed: DictConfig) -> None:
         )
     defaults = ModelConfig(name="", template="")
     with flag_override(composed, ["readonly", "struct"], False):
-        for key, value in read_model("auto").items():
+        for key, value in read_model_node("auto").items():
             if OmegaConf.is_missing(composed.model, key) or composed.model[key] == getattr(defaults, key):
                 composed.model[key] = value
 
 
-def nearest_key(key: str) -> str:
+def unknown_key_hint(key: str) -> str:
     """Return a hint for a key that does not exist: `did you mean packing.max_token_len?`, or a list of keys."""
     node, _, name = key.rpartition(".")
     if meant := next((ours for ours, names in _NAMES_IN_OTHER_TOOLS.items() if name in names.split()), None):
@@ -77,7 +84,7 @@ def nearest_key(key: str) -> str:
             ours, *rest = of_that_name or ("",)
             if ours and not rest:
                 return f"did you mean {ours}?"
-            return nearest_key(".".join(steps[:depth])) if depth > 1 else nearest_name(step, names)
+            return unknown_key_hint(".".join(steps[:depth])) if depth > 1 else unknown_name_hint(step, names)
         if not is_dataclass(schema):
             return f"{node} has no keys of its own"
     names = sorted(get_type_hints(schema))
@@ -110,7 +117,7 @@ def _is_like(word: str, other: str) -> bool:
     return word.startswith(other) or bool(difflib.get_close_matches(word, [other], 1, 0.75))
 
 
-def nearest_name(name: str, names: Sequence[str]) -> str:
+def unknown_name_hint(name: str, names: Sequence[str]) -> str:
     """Return a hint for an unknown name: `did you mean …?`, whatever dots, dashes and capitals, or a list of all."""
     plain = {re.sub(r"[\W_]", "", known).lower(): known for known in names}
     spelled = re.sub(r"[\W_]", "", name).lower()
@@ -132,7 +139,7 @@ def _reject_unknown(node: DictConfig, schema: type, prefix: str) -> None:
         if key not in types:
             inner = next(iter(node[key]), "") if isinstance(node[key], DictConfig) else ""
             named = ".".join(filter(None, (f"{prefix}{key}", inner)))
-            raise PackError(f"unknown key {named}; {nearest_key(named)}")
+            raise PackError(f"unknown key {named}; {unknown_key_hint(named)}")
         if is_dataclass(types[key]):
             _reject_unknown(node[key], types[key], f"{prefix}{key}.")
 
@@ -164,15 +171,17 @@ def checked_config(config: PackConfig) -> PackConfig:
     for node in (config.media, config.model, config.labels, packing, config.source, config.output, config.executor):
         node.check()
     if config.media != MediaConfig():
-        from energon_pack.templates.preprocess import check_media  # imports NumPy and Pillow, so only when needed
+        from energon_pack.templates.preprocess import (
+            check_media_config,  # imports NumPy and Pillow, so only when needed
+        )
 
-        check_media(config.media)
+        check_media_config(config.media)
     _check_labels_of_cut_samples(packing, config.labels)
     _check_packing_share(packing, config.labels, config.output, config.model.mask)
     if config.source.take is Take.both:
         _check_pairs(packing, config.labels, config.output)
     if config.part is not None:
-        Part.parse(config.part)
+        WorkPart.parse(config.part)
         if config.stage not in (Stage.lengths, Stage.write):
             raise PackError(f"part={config.part}: stage={config.stage.value} has no parts; lengths and write have")
     split_shares(settings["output"]["splits"])
@@ -184,7 +193,7 @@ def checked_config(config: PackConfig) -> PackConfig:
 
 def _check_labels_of_cut_samples(packing: PackingConfig, labels: LabelsConfig) -> None:
     """Raise PackError for label settings that need a sample's last turn, if samples are cut into parts."""
-    is_split, are_pairs = packing.overlong is Overlong.split_turns, labels.expand is Expand.pairs
+    is_split, are_pairs = packing.overlong is Overlong.split_turns, labels.expand is ConversationExpansion.pairs
     asked = [
         f"labels.train_on={TrainOn.last.value}" if labels.train_on is TrainOn.last else "",
         f"labels.think={Think.drop_history.value}" if labels.think is Think.drop_history else "",
@@ -196,7 +205,9 @@ def _check_labels_of_cut_samples(packing: PackingConfig, labels: LabelsConfig) -
         raise PackError(f"{name} and {cut}: each part of a sample would have a last turn of its own; {instead}")
 
 
-def _check_packing_share(packing: PackingConfig, labels: LabelsConfig, output: OutputConfig, mask: Mask) -> None:
+def _check_packing_share(
+    packing: PackingConfig, labels: LabelsConfig, output: OutputConfig, mask: AttentionMaskKind
+) -> None:
     """Raise PackError for settings that do not work with `packing.share`."""
     share = packing.share
     if share is Share.none:
@@ -205,7 +216,7 @@ def _check_packing_share(packing: PackingConfig, labels: LabelsConfig, output: O
         f"output.flavor={output.flavor}": output.flavor != Flavor.packed_multi_mix_qa.value,
         f"output.sample_type={output.sample_type}": output.sample_type is not None,
         f"labels.prompt_weight={labels.prompt_weight}": labels.prompt_weight > 0,
-        f"model.mask={mask.value}": mask in (Mask.hybrid, Mask.prefix4d),
+        f"model.mask={mask.value}": mask in (AttentionMaskKind.hybrid, AttentionMaskKind.prefix4d),
     }
     if name := next((name for name, is_asked in asked.items() if is_asked), None):
         why = "only packed_multi_mix_qa has a form"
@@ -223,7 +234,7 @@ def _check_pairs(packing: PackingConfig, labels: LabelsConfig, output: OutputCon
         f"packing.pad_to_multiple_of={packing.pad_to_multiple_of}": packing.pad_to_multiple_of > 1,
         f"packing.overlong={packing.overlong.value}": packing.overlong in CUTTING_POLICIES,
         f"packing.max_members={packing.max_members}": packing.max_members == 1,
-        f"labels.expand={labels.expand.value}": labels.expand is not Expand.none,
+        f"labels.expand={labels.expand.value}": labels.expand is not ConversationExpansion.none,
         f"labels.prompt_weight={labels.prompt_weight:g}": labels.prompt_weight > 0,
         f"output.flavor={output.flavor}": output.flavor != Flavor.packed_multi_mix_qa.value,
         f"output.sample_type={output.sample_type}": output.sample_type is not None,

@@ -9,11 +9,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from energon_pack.dataset.kept_inputs import KeptInputs, kept_inputs
+from energon_pack.dataset.kept_inputs import KeptInputRules, read_kept_rules
 from energon_pack.dataset.manifest import (
     PACK_TOTALS_FILE,
     PROCESSOR_FOLDER,
-    TotalsOfPacks,
+    PackTotals,
     pack_folders_of,
     read_unchanged,
     refuse_other_manifests,
@@ -25,8 +25,8 @@ from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import AUDIO, KINDS
 from energon_pack.templates.full_processor import full_processor, image_processor_alone, refuse_old_transformers
 from energon_pack.templates.pixels import (
-    different_figures,
-    different_inputs,
+    describe_figure_difference,
+    describe_input_difference,
     different_setting,
     flat_values,
     media_settings,
@@ -45,7 +45,9 @@ _compared: set[str] = set()
 # --------------------------------------------------------------------------------------------- datasets that are joined
 
 
-def refuse_other_datasets(manifests: Mapping[str | Path, Mapping[str, Any]], further: Sequence[str] = ()) -> None:
+def refuse_incompatible_datasets(
+    manifests: Mapping[str | Path, Mapping[str, Any]], further: Sequence[str] = ()
+) -> None:
     """Raise PackError if packed datasets can't be read by one training, or make other pixels.
 
     Args:
@@ -58,7 +60,7 @@ def refuse_other_datasets(manifests: Mapping[str | Path, Mapping[str, Any]], fur
 
 def refuse_different_pixels(datasets: Sequence[str | Path]) -> None:
     """Raise PackError if the processors of packed datasets make other pixels of media."""
-    first, *others = _with_media([kept_inputs(part) for folder in datasets for part in pack_folders_of(folder)])
+    first, *others = _with_media([read_kept_rules(part) for folder in datasets for part in pack_folders_of(folder)])
     for other in others:
         if difference := _difference_of_datasets(first, other):
             name, *values = difference
@@ -68,35 +70,35 @@ def refuse_different_pixels(datasets: Sequence[str | Path]) -> None:
             )
 
 
-def inputs_of_all_packs(dataset: str | Path) -> KeptInputs:
+def kept_rules_of_all_packs(dataset: str | Path) -> KeptInputRules:
     """Return what prepares all packs of a dataset; of several that are joined, the one with the most processor files.
 
     Datasets without media may have another processor than those with media, whose processor is then taken.
     """
-    every = _with_media([kept_inputs(folder) for folder in pack_folders_of(dataset)])
+    every = _with_media([read_kept_rules(folder) for folder in pack_folders_of(dataset)])
     return max(every, key=lambda kept: len(kept.files))
 
 
-def _with_media(every: list[KeptInputs]) -> list[KeptInputs]:
+def _with_media(every: list[KeptInputRules]) -> list[KeptInputRules]:
     """Leave out datasets without media if the processors may differ; if no dataset has media, keep the first."""
     if len(set(map(_pixels_key, every))) == 1:
         return every
     return [*filter(_has_media, every)] or every[:1]
 
 
-def _pixels_key(kept: KeptInputs) -> str:
+def _pixels_key(kept: KeptInputRules) -> str:
     """Return all that a processor's pixels depend on, as a text; two texts may differ and mean the same pixels."""
     rules = kept.rules
     return rules.pixels or str([sorted(kept.files.items()), rules.kwargs, rules.call_settings, rules.looks])
 
 
-def _has_media(kept: KeptInputs) -> bool:
+def _has_media(kept: KeptInputRules) -> bool:
     """Say whether a pack has media; sounds cost nothing in a vision encoder, so they count wherever they may be."""
-    sums = TotalsOfPacks.read(read_unchanged(kept.dataset, PACK_TOTALS_FILE))
+    sums = PackTotals.read(read_unchanged(kept.dataset, PACK_TOTALS_FILE))
     return AUDIO.kind in kept.rules.media_tokens or bool(sums.vision_cost.any())
 
 
-def _difference_of_datasets(first: KeptInputs, other: KeptInputs) -> Difference | None:
+def _difference_of_datasets(first: KeptInputRules, other: KeptInputRules) -> Difference | None:
     """Return the first setting, or input of made-up media, in which two datasets differ; None: there is none."""
     if _pixels_key(first) != _pixels_key(other):
         settings = None if other.has_code else _processor_settings(other.rules_with_own_processor)
@@ -107,7 +109,7 @@ def _difference_of_datasets(first: KeptInputs, other: KeptInputs) -> Difference 
     for kind, name in first.rules.classes.items():
         if kind in first.rules.media_tokens and (another := other.rules.classes.get(kind, name)) != name:
             return f"the class that prepares {KINDS[kind].nouns}", name, another
-    if name := different_figures(first.rules.made, other.rules.made):
+    if name := describe_figure_difference(first.rules.made, other.rules.made):
         one, another = (f"made by transformers {kept.rules.transformers}" for kept in (first, other))
         return name, one, another
     return None
@@ -116,9 +118,9 @@ def _difference_of_datasets(first: KeptInputs, other: KeptInputs) -> Difference 
 # ------------------------------------------------------------------------------- another processor, other transformers
 
 
-def refuse_other_processor(dataset: str | Path, rules: InputRules) -> None:
+def refuse_incompatible_processor(dataset: str | Path, rules: InputRules) -> None:
     """Raise PackError if the processor of `rules`, given in place of a dataset's own, makes other inputs of media."""
-    kept, settings = inputs_of_all_packs(dataset), _processor_settings(rules)
+    kept, settings = kept_rules_of_all_packs(dataset), _processor_settings(rules)
     pixels = "" if settings is None else settings_hash(settings)
     if difference := _difference_of_processors(kept, pixels, settings, rules.folder):
         name, packed, here = difference
@@ -129,7 +131,7 @@ def refuse_other_processor(dataset: str | Path, rules: InputRules) -> None:
         )
 
 
-def refuse_other_media_inputs(dataset: str | Path, rules: InputRules) -> None:
+def refuse_other_trial_inputs(dataset: str | Path, rules: InputRules) -> None:
     """Raise PackError if a processor makes other inputs of made-up media than a dataset kept; once a process."""
     refuse_old_transformers()
     key = f"{rules.folder} {sorted(rules.kwargs.items())} {rules.made} {rules.classes}"
@@ -147,7 +149,7 @@ def refuse_other_media_inputs(dataset: str | Path, rules: InputRules) -> None:
         raise PackError(
             f"{rules.folder} can't be loaded with transformers {versions}: {one_line(error, 120)}: {cure}"
         ) from None
-    if why := different_inputs(processor, rules):
+    if why := describe_input_difference(processor, rules):
         raise PackError(f"{type(processor).__name__} makes other inputs with transformers {versions}: {why}: {cure}")
     _compared.add(key)
 
@@ -156,7 +158,7 @@ def refuse_other_media_inputs(dataset: str | Path, rules: InputRules) -> None:
 
 
 def _difference_of_processors(
-    kept: KeptInputs, pixels: str, settings: Mapping[str, Any] | None, folder: str
+    kept: KeptInputRules, pixels: str, settings: Mapping[str, Any] | None, folder: str
 ) -> Difference | None:
     """Return the first setting in which another processor differs from a dataset's own; None: they make the same.
 
@@ -189,7 +191,7 @@ def _processor_settings(rules: InputRules) -> dict[str, Any] | None:
         return None
 
 
-def _difference_in_files(kept: KeptInputs, folder: str) -> Difference | None:
+def _difference_in_files(kept: KeptInputRules, folder: str) -> Difference | None:
     """Return the first setting that stands in a file of a dataset's processor and of another one with two values."""
     for packed, here in _settings_in_shared_files(kept, folder).values():
         for key in sorted(packed.keys() & here.keys()):
@@ -198,13 +200,13 @@ def _difference_in_files(kept: KeptInputs, folder: str) -> Difference | None:
     return None
 
 
-def _file_with_setting(key: str, kept: KeptInputs, folder: str) -> str:
+def _file_with_setting(key: str, kept: KeptInputRules, folder: str) -> str:
     """Return the name of the file in which both processors have a setting; empty: no file has it."""
     each = _settings_in_shared_files(kept, folder).items()
     return next((name for name, (packed, here) in each if key in packed.keys() & here.keys()), "")
 
 
-def _settings_in_shared_files(kept: KeptInputs, folder: str) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+def _settings_in_shared_files(kept: KeptInputRules, folder: str) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
     """Return by name the settings in each file of a dataset's processor, and in the file of that name in a folder."""
     names = [name for name in kept.files if name.endswith("processor_config.json") and Path(folder, name).is_file()]
     return {

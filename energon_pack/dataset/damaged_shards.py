@@ -50,9 +50,9 @@ def _why_damaged(path: str) -> str | None:
 
 def _open_first_media(dataset: str, shards: Sequence[str]) -> None:
     """Open one medium of each source file that the first pack of any of these shards refers to."""
-    from energon_pack.dataset.source_media import DatasetMedia
+    from energon_pack.dataset.source_media import ReferencedMediaReader
 
-    media, opened = DatasetMedia(dataset), set[str | int]()
+    media, opened = ReferencedMediaReader(dataset), set[str | int]()
     for path in (os.path.join(dataset, name) for name in shards):
         try:
             with open_file(path) as file:

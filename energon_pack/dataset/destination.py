@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from energon_pack.dataset.energon import changed_keys
-from energon_pack.dataset.files import REQUIRED_FILES, PlanFile, value_at
+from energon_pack.dataset.files import REQUIRED_FILES, PlanFile, nested_value
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import MANIFEST, REPORT
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
-from energon_pack.run.plain_data import yaml_value
+from energon_pack.run.plain_data import parse_yaml
 
 _INDEX_ENTRY_BYTES = 8  # the place where a pack starts; the last entry is the end of the shard
 
@@ -25,7 +25,7 @@ def another_run_error(named: str) -> PackError:
     return PackError(f"another run is writing {named}")
 
 
-def published_report(place: str) -> dict[str, Any] | None:
+def report_if_intact(place: str) -> dict[str, Any] | None:
     """Return report.json of a published dataset; None if a file is missing or damaged, or a shard has a wrong size.
 
     No shard is read: an object store is asked only for a list of its objects.
@@ -34,9 +34,9 @@ def published_report(place: str) -> dict[str, Any] | None:
     if not all(map(folder.has, REQUIRED_FILES)):
         return None
     try:
-        report = folder.read_object(REPORT)
-        counts = value_at(folder.read_object(f"{META_FOLDER}/.info.json"), "shard_counts")
-        folder.read_object(f"{META_FOLDER}/{MANIFEST}")
+        report = folder.read_json_object(REPORT)
+        counts = nested_value(folder.read_json_object(f"{META_FOLDER}/.info.json"), "shard_counts")
+        folder.read_json_object(f"{META_FOLDER}/{MANIFEST}")
         PlanFile(folder).check()
     except (OSError, ValueError):  # somebody else changed a file
         return None
@@ -52,7 +52,7 @@ def refuse_changed_yamls(named: str, yamls: Mapping[str, Mapping[str, Any]]) -> 
     folder = DatasetFolder(named)
     for name, written in yamls.items():
         try:
-            is_changed = any(changed_keys(yaml_value(folder.read(f"{META_FOLDER}/{name}")), written))
+            is_changed = any(changed_keys(parse_yaml(folder.read(f"{META_FOLDER}/{name}")), written))
         except (OSError, ValueError):
             is_changed = True
         if is_changed:
@@ -67,7 +67,7 @@ def _file_size(folder: DatasetFolder, name: str) -> int:
     return -1 if state is None else state.size
 
 
-def refuse_other_dataset(report: dict[str, Any], identity: str, named: str) -> None:
+def refuse_changed_identity(report: dict[str, Any], identity: str, named: str) -> None:
     """Raise PackError if the published dataset has another identity (hash of source, processor, version) than the run.
 
     `report`: its report.json; `identity`: the run's; `named`: the dataset's path or address, for the message.

@@ -11,7 +11,7 @@ from energon_pack.run.user_cache import version_of
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.tokens import MemberTokens
-from energon_pack.templates.folder import local_folder
+from energon_pack.templates.folder import find_or_download_folder
 from energon_pack.templates.full_processor import quiet_transformers
 from energon_pack.training.pack_encoder import PackEncoder
 from energon_pack.training.worker_start import schedule_try_at_fork
@@ -20,8 +20,8 @@ from energon_pack.training.worker_start import schedule_try_at_fork
 def pack_encoder(
     path: str | Path, processor: str | None = None, trust_remote_code: bool = False, **options: Any
 ) -> PackEncoder:
-    """Return the encoder of a dataset's packs; `processor` …: as in `read_rules`; `options`: of `PackEncoder`."""
-    manifest, rules = read_manifest(path), read_rules(path, processor, trust_remote_code)
+    """Return the encoder of a dataset's packs; `processor` …: see `read_checked_rules`; `options`: of `PackEncoder`."""
+    manifest, rules = read_manifest(path), read_checked_rules(path, processor, trust_remote_code)
     is_given, is_other = processor is not None or trust_remote_code, version_of("transformers") != rules.transformers
     if is_metadataset(path) or (rules.media_tokens and (is_given or is_other)):
         from energon_pack.dataset import agreement
@@ -29,8 +29,8 @@ def pack_encoder(
         if is_metadataset(path):
             agreement.refuse_different_pixels([*packed_datasets(path)])  # `read_manifest` compared all else
         if is_given:
-            agreement.refuse_other_processor(path, rules)
-        agreement.refuse_other_media_inputs(path, rules)
+            agreement.refuse_incompatible_processor(path, rules)
+        agreement.refuse_other_trial_inputs(path, rules)
     encoder = PackEncoder(manifest, rules, **options)
     copies = manifest["content"].get("output", {}).get("media", "copy") == "copy"
     if not copies or "media.crc32" in manifest.get("hashes", ("media.crc32",)):
@@ -38,7 +38,7 @@ def pack_encoder(
     return encoder
 
 
-def read_rules(dataset: str | Path, processor: str | None, trust_remote_code: bool) -> InputRules:
+def read_checked_rules(dataset: str | Path, processor: str | None, trust_remote_code: bool) -> InputRules:
     """Return the rules that turn packs of a dataset into model inputs.
 
     Args:
@@ -48,7 +48,7 @@ def read_rules(dataset: str | Path, processor: str | None, trust_remote_code: bo
     Raises:
         OtherTokenizer: this processor's tokenizer makes other ids than the dataset holds.
     """
-    folder = None if processor is None else str(local_folder(processor))
+    folder = None if processor is None else str(find_or_download_folder(processor))
     rules = read_input_rules(dataset, folder)
     tokenize = partial(_tokenize_like_packs, str(dataset), processor, trust_remote_code)
     rules = replace(rules, kwargs={**rules.kwargs, "trust_remote_code": trust_remote_code}, tokenize=tokenize)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from energon_pack.dataset.energon import dataset_yamls
 from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.pack_parts import PackParts
-from energon_pack.dataset.source_media import EnergonMedia
+from energon_pack.dataset.pack_parts import PackPartReader
+from energon_pack.dataset.source_media import EnergonMediaReader
 from energon_pack.errors import PackError, amount
 from energon_pack.run.address import energon_address
 from energon_pack.run.executors.admission import package_versions
@@ -95,7 +95,7 @@ def _check_shards(job: CheckJob) -> None:
     """Read the index and the first pack of each shard; raise PackError if a count or a name is wrong."""
     num_packs = {name: number for shards in job.num_packs.values() for name, number in shards.items()}
     folder = DatasetFolder(job.folder)
-    with PackParts(folder) as packs:
+    with PackPartReader(folder) as packs:
         if packs.shard_counts != num_packs:
             raise PackError(f"the packs of {folder} are not as many as its metadata say: not published")
         number = 0
@@ -108,7 +108,9 @@ def _check_shards(job: CheckJob) -> None:
 
 
 def _check_part_names(pack: dict[str, Any], job: CheckJob) -> None:
-    parts, value = with_referenced_parts(pack, json.loads(pack["json"]), job.flavor, EnergonMedia(job.source_root))
+    parts, value = with_referenced_parts(
+        pack, json.loads(pack["json"]), job.flavor, EnergonMediaReader(job.source_root)
+    )
     named = {"json", TOKENS_PART, *chain.from_iterable(job.flavor.parts(value))}
     if named != {part for part in parts if not part.startswith("__")}:
         raise PackError(f"the parts of {pack['__key__']} are not those its JSON names: not published")

@@ -20,7 +20,7 @@ from energon_pack.dataset.plan_schema import ALTERNATIVE_TYPES, OPTIONAL_COLUMNS
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.bytes import as_file
-from energon_pack.samples.cut import CUT_FORMS, PART_NAME, SIDES, Cut, member_id, split_member_id
+from energon_pack.samples.cut import CUT_FORMS, PART_NAME, SIDES, Cut, member_id, split_numbered_member_id
 from energon_pack.samples.flavors.schema import MESSAGES_FIELD
 from energon_pack.samples.input_rules import INPUTS_FILE, TRIAL_FILE
 from energon_pack.samples.media.kinds import KIND_BY_LETTER, KINDS
@@ -69,11 +69,11 @@ class PlanRow(MeasuredRow):
 
         If the name of a whole one ends like that of a part, it gets `#1of1`.
         """
-        part = self.cut.part if self.cut else "1of1" if split_member_id(self.sample_name)[1] else None
+        part = self.cut.part if self.cut else "1of1" if split_numbered_member_id(self.sample_name)[1] else None
         return member_id(self.sample_name, part)
 
 
-def value_at(value: Any, *keys: str) -> Any:
+def nested_value(value: Any, *keys: str) -> Any:
     """Return the value below nested keys of a JSON object; None if a key is missing."""
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
@@ -82,7 +82,7 @@ def value_at(value: Any, *keys: str) -> Any:
 
 def has_messages(manifest: Any) -> bool:
     """Say whether the JSON of a dataset's packs holds conversations: `output.messages=false` leaves them out."""
-    return value_at(manifest, "content", "output", MESSAGES_FIELD) is not False
+    return nested_value(manifest, "content", "output", MESSAGES_FIELD) is not False
 
 
 # -------------------------------------------------------------------------------------------------------- the plan

@@ -104,7 +104,7 @@ class DatasetFolder:
         with self.open(name) as file:
             return file.read(0, file.size)
 
-    def read_object(self, name: str) -> dict[str, Any]:
+    def read_json_object(self, name: str) -> dict[str, Any]:
         """Parse a JSON file; raises ValueError if it holds no object."""
         value = parse_json(self.read(name))
         if not isinstance(value, dict):
@@ -130,7 +130,7 @@ def datasets_of_order(folder: DatasetFolder) -> list[str]:
     if not folder.has(f"{META_FOLDER}/{ORDER_FILE}"):
         return []
     try:
-        return [str(part["path"]) for part in folder.read_object(f"{META_FOLDER}/{MANIFEST}")["parts"]]
+        return [str(part["path"]) for part in folder.read_json_object(f"{META_FOLDER}/{MANIFEST}")["parts"]]
     except (OSError, ValueError, KeyError, TypeError):
         return []
 

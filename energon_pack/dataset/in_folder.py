@@ -30,7 +30,7 @@ from energon_pack.dataset.manifest import MANIFEST
 from energon_pack.dataset.publish_limits import ledger_of_unpublished, page_of_unpublished
 from energon_pack.dataset.shards import ShardJob, WrittenShard, unfinished_files_folder, write_shard
 from energon_pack.errors import PackError, format_bytes
-from energon_pack.run.address import local_paths
+from energon_pack.run.address import only_local_paths
 from energon_pack.run.files import META_FOLDER, sync_file_system
 from energon_pack.run.stores.requests import StoreError
 from energon_pack.samples.flavors.base import Flavor
@@ -63,7 +63,7 @@ class DatasetInFolder:
 
     def refuse_source(self, source: Source) -> None:
         """Raise PackError if the source lies in the dataset: a run must not read its own output."""
-        media = {Path(root).resolve() for root in local_paths(source.media_places)}
+        media = {Path(root).resolve() for root in only_local_paths(source.media_places)}
         final = self.final.resolve()
         if around := next((path for path in sorted(source.parent_folders | media) if path.is_relative_to(final)), None):
             raise PackError(f"the source {around} lies in {self.final}: choose another output.dir or output.name")
@@ -225,7 +225,7 @@ class DatasetInFolder:
         inode = _inode(staging)
         if inode is None or _identity_of(staging) != identity:
             raise another_run_error(self.place)
-        staging_files.remove_marks(staging)
+        staging_files.remove_run_files(staging)
         old = self._folder / f"{inode}{_OLD_SUFFIX}"
         self._move_old_away(old)
         try:

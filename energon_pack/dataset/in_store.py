@@ -104,7 +104,7 @@ class Marker:
 
     def replace_note(self, note: RunNote, version: str | None) -> RunNote:
         """Write a note in place of the one with this version (None: there is none); PackError: another was faster."""
-        if not stores.put_if(self._address, json.dumps(asdict(note)).encode(), version):
+        if not stores.put_if_unchanged(self._address, json.dumps(asdict(note)).encode(), version):
             raise another_run_error(self._dataset)
         return note
 
@@ -130,7 +130,7 @@ class Marker:
         """Remove the marker and all else in its folder, unless another run has replaced the note."""
         names = stores.list_recursively(self.folder)
         if self.read()[0] == note:
-            stores.delete(names)
+            stores.delete_in_profile(names)
 
 
 class DatasetInStore(DatasetInFolder):
@@ -233,7 +233,7 @@ class DatasetInStore(DatasetInFolder):
         rest = [name for name in names if name not in first]
         for names_at_once in [*([name] for name in first), rest]:
             self._marker.refuse_if_taken_over(note_of_run)
-            stores.delete(f"{self.place}/{name}" for name in names_at_once)
+            stores.delete_in_profile(f"{self.place}/{name}" for name in names_at_once)
 
     def _object_names(self) -> list[str]:
         return [name[len(self.place) + 1 :] for name in stores.list_recursively(self.place)]
@@ -244,7 +244,7 @@ def refuse_unwritable_address(knob: str, address: str) -> None:
     probe = f"{address}/.staging/probe"
     try:
         stores.put(probe, b"energon_pack")
-        stores.delete([probe])
+        stores.delete_in_profile([probe])
     except (StoreError, FileNotFoundError) as error:  # no such bucket
         raise PackError(f"{knob}={address} can't be written: {error}; choose another {knob}") from None
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from energon_pack.dataset.kept_inputs import kept_inputs
+from energon_pack.dataset.kept_inputs import read_kept_rules
 from energon_pack.dataset.manifest import (
     pack_folders_of,
     packing_processor_folder,
@@ -36,9 +36,9 @@ def read_input_rules(dataset: str | Path, processor: str | None = None) -> Input
     """
     folders = pack_folders_of(dataset)
     if len(folders) > 1:
-        from energon_pack.dataset.agreement import inputs_of_all_packs
+        from energon_pack.dataset.agreement import kept_rules_of_all_packs
 
-    kept = kept_inputs(folders[0]) if len(folders) == 1 else inputs_of_all_packs(dataset)
+    kept = read_kept_rules(folders[0]) if len(folders) == 1 else kept_rules_of_all_packs(dataset)
     if kept.has_code:
         processor = processor or packing_processor_folder(dataset)
         if processor is None:

@@ -11,13 +11,13 @@ from energon_pack.dataset.manifest import PROCESSOR_FOLDER, read_unchanged
 from energon_pack.run.address import bucket_of
 from energon_pack.run.files import META_FOLDER, write_whole
 from energon_pack.run.plain_data import parse_json
-from energon_pack.run.user_cache import user_folder
+from energon_pack.run.user_cache import user_cache_folder
 from energon_pack.samples.input_rules import INPUTS_FILE, TRIAL_FILE, InputRules
 from energon_pack.samples.tokens_part import TokensDamaged
 
 
 @dataclass(frozen=True)
-class KeptInputs:
+class KeptInputRules:
     """What a packed dataset keeps, to turn its packs into inputs."""
 
     dataset: str | Path
@@ -32,13 +32,13 @@ class KeptInputs:
         return replace(self.rules, folder=folder, kwargs=kwargs)
 
 
-def kept_inputs(folder: str | Path) -> KeptInputs:
+def read_kept_rules(folder: str | Path) -> KeptInputRules:
     """Read what a packed dataset keeps; raises ValueError if a file is missing or damaged."""
     values = _read_values(folder)
     files, has_code = values.pop("files"), values.pop("has_code")
     trial = read_unchanged(folder, TRIAL_FILE)
     try:
-        return KeptInputs(folder, InputRules.read(values, trial, ""), files, has_code)
+        return KeptInputRules(folder, InputRules.read(values, trial, ""), files, has_code)
     except (TokensDamaged, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{folder}: {INPUTS_FILE} and {TRIAL_FILE} are damaged ({error}): get the dataset again"
@@ -60,7 +60,7 @@ def _local_processor(folder: str | Path, hashes: Mapping[str, str]) -> str:
     if not bucket_of(str(folder)):
         return os.path.join(folder, META_FOLDER, PROCESSOR_FOLDER)
     digest = sha256(b"".join(name.encode() + data for name, data in sorted(files.items()))).hexdigest()[:16]
-    copy = user_folder("processors", digest)
+    copy = user_cache_folder("processors", digest)
     copy.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
         write_whole(copy / name, data, sync=False)

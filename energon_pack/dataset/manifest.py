@@ -17,7 +17,7 @@ import numpy.typing as npt
 from energon_pack.errors import PackError
 from energon_pack.run.address import is_address, joined, parent
 from energon_pack.run.files import META_FOLDER
-from energon_pack.run.plain_data import parse_json, yaml_value
+from energon_pack.run.plain_data import parse_json, parse_yaml
 from energon_pack.samples.input_rules import INPUTS_FILE, TRIAL_FILE
 from energon_pack.samples.pack_reader import READABLE_FLAVORS, format_problem
 
@@ -130,7 +130,7 @@ def is_metadataset(dataset: str | Path) -> bool:
 
 def packed_datasets(metadataset: str | Path) -> Iterator[str | Path]:
     """Yield the folders with packs of this package that a Metadataset names, also through others, in their order."""
-    waiting = [yaml_value(_read(metadataset) or b"")]
+    waiting = [parse_yaml(_read(metadataset) or b"")]
     while waiting:
         value = waiting.pop(0)
         if isinstance(value, dict) and isinstance(value.get("path"), str):
@@ -186,7 +186,7 @@ def _join_path(folder: str | Path, name: str) -> str | Path:
     return Path(folder) / name
 
 
-class TotalsOfPacks(NamedTuple):
+class PackTotals(NamedTuple):
     """Sums over the members of each pack, in the order of the plan; training deals packs to ranks by them.
 
     packs.npy holds them as float64[num_packs, 4].
@@ -198,7 +198,7 @@ class TotalsOfPacks(NamedTuple):
     trained_tokens: npt.NDArray[Any]  # of the tokens
 
     @classmethod
-    def read(cls, data: bytes) -> "TotalsOfPacks":
+    def read(cls, data: bytes) -> "PackTotals":
         """Parse the bytes of packs.npy; raises ValueError if they are damaged."""
         return cls(*np.load(io.BytesIO(data), allow_pickle=False).T)
 

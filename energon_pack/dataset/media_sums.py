@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from energon_pack.dataset.files import value_at
+from energon_pack.dataset.files import nested_value
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import hash_of
 from energon_pack.run.files import META_FOLDER
@@ -24,7 +24,7 @@ MEDIA_SUMS_FILE = "media.crc32"
 _PLACE_BYTES, _SUM_BYTES = 8, 4
 
 
-def sums_to_bytes(
+def checksums_to_bytes(
     bounds: Sequence[int] | npt.NDArray[np.uint64], sums: Sequence[int] | npt.NDArray[np.uint32]
 ) -> bytes:
     """Return the bytes of checksums. `bounds`: for each pack how many are before its own; then how many there are."""
@@ -32,7 +32,7 @@ def sums_to_bytes(
     return places.tobytes() + np.array(sums, "<u4").tobytes()
 
 
-def joined_sums(shards: Iterable[bytes]) -> bytes | None:
+def joined_checksums(shards: Iterable[bytes]) -> bytes | None:
     """Join the checksums of shards, in their order, to the bytes of a dataset's file; None: packs hold no media."""
     counts, sums = [np.zeros(1, np.uint64)], [np.zeros(0, "<u4")]
     for data in shards:
@@ -40,10 +40,10 @@ def joined_sums(shards: Iterable[bytes]) -> bytes | None:
         counts.append(np.diff(np.frombuffer(data[:end], "<u8")) // _SUM_BYTES)
         sums.append(np.frombuffer(data[end:], "<u4"))
     every = np.concatenate(sums)
-    return sums_to_bytes(np.cumsum(np.concatenate(counts)), every) if len(every) else None
+    return checksums_to_bytes(np.cumsum(np.concatenate(counts)), every) if len(every) else None
 
 
-class MediaSums(NamedTuple):
+class MediaChecksums(NamedTuple):
     """The checksums of a dataset, read pack by pack."""
 
     file: Bytes
@@ -63,23 +63,23 @@ class MediaSums(NamedTuple):
 
 
 @contextmanager
-def open_sums(folder: DatasetFolder, key_prefix: str) -> Iterator[MediaSums | None]:
+def open_checksums(folder: DatasetFolder, key_prefix: str) -> Iterator[MediaChecksums | None]:
     """Open the checksums of a dataset's media; None: it has none."""
     name = f"{META_FOLDER}/{MEDIA_SUMS_FILE}"
     if not folder.has(name):
         yield None
         return
     with folder.open(name) as file:
-        yield MediaSums(file, key_prefix)
+        yield MediaChecksums(file, key_prefix)
 
 
-def why_unusable(folder: DatasetFolder, manifest: Mapping[str, Any]) -> str | None:
+def why_checksums_unusable(folder: DatasetFolder, manifest: Mapping[str, Any]) -> str | None:
     """Say why media can't be compared with their checksums; None: they can."""
     name = f"{META_FOLDER}/{MEDIA_SUMS_FILE}"
     if not folder.has(name):
         return f"the dataset has no {name}, which this version writes"
     try:
-        is_whole = hash_of(folder.read(name)) == value_at(manifest, "hashes", MEDIA_SUMS_FILE)
+        is_whole = hash_of(folder.read(name)) == nested_value(manifest, "hashes", MEDIA_SUMS_FILE)
     except OSError as error:
         return f"{name} can't be read: {error.strerror or error}"
     return None if is_whole else f"{name} is not as it was packed"

@@ -30,9 +30,9 @@ from energon_pack.errors import PackError
 from energon_pack.plan.items import Items
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.files import META_FOLDER, write_whole
-from energon_pack.run.plain_data import yaml_value
+from energon_pack.run.plain_data import parse_yaml
 from energon_pack.run.seeded_random import Ints
-from energon_pack.samples.flavors import flavor_by_name
+from energon_pack.samples.flavors import packed_flavor_or_default
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ class DatasetOfOrder:
 
     def split_parts(self) -> dict[str, list[str]]:
         """Return split → the names of its tars; raises PackError if split.yaml excludes packs."""
-        split = yaml_value(self.folder.read(f"{META_FOLDER}/split.yaml"))
+        split = parse_yaml(self.folder.read(f"{META_FOLDER}/split.yaml"))
         if split.get("exclude"):
             raise PackError(f"{self.folder}: split.yaml excludes packs: an order has whole tars")
         return {name: list(split["split_parts"].get(name) or ()) for name in SPLITS}
 
     def shard_counts(self) -> dict[str, int]:
         """Return the number of packs in each tar."""
-        counts: dict[str, int] = self.folder.read_object(f"{META_FOLDER}/.info.json")["shard_counts"]
+        counts: dict[str, int] = self.folder.read_json_object(f"{META_FOLDER}/.info.json")["shard_counts"]
         return counts
 
 
@@ -118,7 +118,7 @@ def _write_order_files(
         for name in part.split_parts()[split]
     ]
     longest = max(parts, key=lambda part: int(part.manifest["max_token_len"])).manifest
-    write_energon_files(folder, shards, flavor_by_name(longest["flavor"]), "typed")
+    write_energon_files(folder, shards, packed_flavor_or_default(longest["flavor"]), "typed")
     data = io.BytesIO()
     np.save(data, order)
     manifest = {key: value for key, value in longest.items() if key not in ("entries", "turns", "num_packs", "hashes")}

@@ -47,6 +47,6 @@ def members_of_pack(parts: Parts, flavor: str, read: ReadMedia) -> Iterable[Memb
     """Return the members of a pack. `parts`: part name → bytes; `read`: reads media that the pack only refers to."""
     if flavor in READABLE_FLAVORS:
         return PackMembers(parts, read)
-    from energon_pack.samples.flavors import flavor_by_name, load_pack_members  # of another package
+    from energon_pack.samples.flavors import load_pack_members, packed_flavor_or_default  # of another package
 
-    return load_pack_members(parts, flavor_by_name(flavor), read)
+    return load_pack_members(parts, packed_flavor_or_default(flavor), read)

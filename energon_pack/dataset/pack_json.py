@@ -9,7 +9,7 @@ from itertools import accumulate, chain
 from typing import Any
 
 from energon_pack.dataset.pack_files import PackFiles
-from energon_pack.dataset.source_media import DatasetMedia
+from energon_pack.dataset.source_media import ReferencedMediaReader
 from energon_pack.errors import quote
 from energon_pack.samples.bytes import Bytes
 from energon_pack.samples.flavors import DEFAULT_FLAVOR
@@ -29,7 +29,7 @@ from energon_pack.sources.referenced_media import MEDIA_AT_ONCE
 
 
 @dataclass(frozen=True)
-class Pack:
+class ParsedPack:
     """A pack read from a shard: its files, and the fields of its JSON that have the right type (it may be damaged)."""
 
     files: PackFiles
@@ -107,12 +107,12 @@ class Pack:
         return media_type([kind for kinds in self.media_kinds for kind in kinds if kind])
 
 
-def shard_with_referenced_media(file: Bytes, pack: Pack, media: DatasetMedia) -> Bytes:
+def shard_with_referenced_media(file: Bytes, pack: ParsedPack, media: ReferencedMediaReader) -> Bytes:
     """Return a file that holds all parts of a pack at their offsets: the shard `file`, plus media that it refers to."""
     return ShardWithReferencedMedia(file, pack.files.end, pack.references, media) if pack.references else file
 
 
-def read_written_tokens(file: Bytes, pack: Pack) -> list[MemberTokens]:
+def read_written_tokens(file: Bytes, pack: ParsedPack) -> list[MemberTokens]:
     """Read the token ids, trained ranges and media of each member of a pack; raises TokensDamaged if there are none."""
     part = pack.parts.get(TOKENS_PART)
     if part is None or part.size < 0:
@@ -120,22 +120,22 @@ def read_written_tokens(file: Bytes, pack: Pack) -> list[MemberTokens]:
     return members_of(read_tokens(file.read(part.offset, part.size), pack.meta))
 
 
-def messages_of(file: Bytes, pack: Pack, index: int) -> list[Message]:
+def messages_of(file: Bytes, pack: ParsedPack, index: int) -> list[Message]:
     """Return the messages of the member `index`; if they lack times of frames, its patch positions give them."""
     positions = [_read_positions(file, pack, name) for name in pack.media_names[index]]
     return pack.flavor.messages((pack.json_of_members or [])[index], positions)
 
 
-def _read_positions(file: Bytes, pack: Pack, image: str) -> Any:
+def _read_positions(file: Bytes, pack: ParsedPack, image: str) -> Any:
     """Read the patch positions of an image; None if it has none."""
     part = pack.positions_part(image)
     return None if part is None else load_patch_positions(file.read(part.offset, part.size), part.name)
 
 
-def parse_pack(files: PackFiles, raw: bytes | None, flavor: PackedFlavor) -> tuple[Pack, list[str]]:
+def parse_pack(files: PackFiles, raw: bytes | None, flavor: PackedFlavor) -> tuple[ParsedPack, list[str]]:
     """Parse the JSON of a pack (None: it has no JSON); return the pack, and a phrase for each defect of the JSON."""
     parts = {part.name: part for part in files.parts}
-    unread = Pack(files, parts, flavor=flavor)
+    unread = ParsedPack(files, parts, flavor=flavor)
     if raw is None:
         return unread, ["it has no JSON"]
     try:
@@ -158,7 +158,7 @@ def parse_pack(files: PackFiles, raw: bytes | None, flavor: PackedFlavor) -> tup
         _valid_fields(value, flavor.schema),
         _valid_fields(meta, flavor.meta) if isinstance(meta, dict) else {},
     )
-    pack = Pack(files, parts, fields, good_meta, flavor, references)
+    pack = ParsedPack(files, parts, fields, good_meta, flavor, references)
     absent = set(flavor.optional) - value.keys()
     wrong = list(wrong_fields(value, "", {name: form for name, form in flavor.schema.items() if name not in absent}))
     wrong += wrong_fields(meta, "_meta.", flavor.meta)
@@ -169,7 +169,7 @@ def _valid_fields(value: dict[str, Any], schema: Schema) -> dict[str, Any]:
     return {name: value[name] for name, (_, is_it) in schema.items() if name in value and is_it(value[name])}
 
 
-def _contradictions(pack: Pack) -> Iterator[str]:
+def _contradictions(pack: ParsedPack) -> Iterator[str]:
     both = {**pack.fields, **pack.meta}
     lens = {name: len(items) for name, items in both.items() if isinstance(items, list)}
     if len(set(lens.values())) > 1:
@@ -188,7 +188,7 @@ def _contradictions(pack: Pack) -> Iterator[str]:
 class ShardWithReferencedMedia:
     """A file made of a shard up to the end of a pack (`end`), and then the media that the pack refers to."""
 
-    def __init__(self, shard: Bytes, end: int, references: Sequence[Reference], media: DatasetMedia):
+    def __init__(self, shard: Bytes, end: int, references: Sequence[Reference], media: ReferencedMediaReader):
         self._shard, self._references, self._media = shard, references, media
         self._starts = offsets_of_appended_media(end, references)
         self.size = self._starts[-1]

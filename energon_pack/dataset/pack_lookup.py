@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.pack_files import packs_in
-from energon_pack.dataset.pack_json import Pack, parse_pack, shard_with_referenced_media
-from energon_pack.dataset.pack_parts import PackParts
+from energon_pack.dataset.pack_json import ParsedPack, parse_pack, shard_with_referenced_media
+from energon_pack.dataset.pack_parts import PackPartReader
 from energon_pack.errors import PackError
 from energon_pack.samples.bytes import Bytes
 from energon_pack.samples.flavors.base import PackedFlavor
@@ -28,11 +28,11 @@ class LocatedPack:
     number: int  # its place in the order of the plan
     shard: str
     file: Bytes  # its shard, or only the bytes of this pack; its parts' places count in these
-    pack: Pack
+    pack: ParsedPack
     defects: list[str]  # of the pack's JSON
 
 
-class PackLookup(PackParts):
+class PackLookup(PackPartReader):
     """Finds any pack of a dataset by its number in the order of the plan, or by its key, whichever tool wrote it."""
 
     def __init__(self, folder: DatasetFolder, flavor: PackedFlavor, shards: DatasetFolder | None = None):

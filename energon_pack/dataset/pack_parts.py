@@ -21,13 +21,13 @@ from energon_pack.sources.tar import TarScan
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from energon_pack.dataset.source_media import DatasetMedia
+    from energon_pack.dataset.source_media import ReferencedMediaReader
     from energon_pack.samples.parts import Reference
 
-_Self = TypeVar("_Self", bound="PackParts")
+_Self = TypeVar("_Self", bound="PackPartReader")
 
 
-class PackParts:
+class PackPartReader:
     """Reads the parts of any pack of a dataset by its number in the order of the plan."""
 
     def __init__(self, folder: DatasetFolder, shards: DatasetFolder | None = None):
@@ -37,11 +37,11 @@ class PackParts:
         self._indexes: dict[str, bytes] = {}
 
     @cached_property
-    def media_reader(self) -> "DatasetMedia":
+    def media_reader(self) -> "ReferencedMediaReader":
         """Return the media that packs refer to."""
-        from energon_pack.dataset.source_media import DatasetMedia  # packs of copies do without
+        from energon_pack.dataset.source_media import ReferencedMediaReader  # packs of copies do without
 
-        return DatasetMedia(self.folder.path)
+        return ReferencedMediaReader(self.folder.path)
 
     def read_media(self, references: "Sequence[Reference]", parts: object = None) -> list[bytes]:
         """Return the bytes of each medium that a pack refers to; `parts` is not used."""
@@ -52,7 +52,7 @@ class PackParts:
         """Return the number of packs of each shard, in order: from `.info.json`, else from the index or the tar."""
         stated: object = None
         with suppress(OSError, ValueError):
-            stated = self.folder.read_object(f"{META_FOLDER}/.info.json").get("shard_counts")
+            stated = self.folder.read_json_object(f"{META_FOLDER}/.info.json").get("shard_counts")
         known = stated if isinstance(stated, dict) else {}
         return {
             name: known[name] if _is_count(known.get(name)) else self._count_packs(name) for name in self._shards.shards

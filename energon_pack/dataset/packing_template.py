@@ -11,9 +11,9 @@ from energon_pack.run.plain_data import dataclass_from_plain
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.templates.families import ASKING_FAMILIES, AUTO
-from energon_pack.templates.model_inputs import tokens_of_member
+from energon_pack.templates.model_inputs import tokens_of_foreign_member
 from energon_pack.templates.processor import build_uncached_template as load_model_template
-from energon_pack.templates.recorded_labels import labels_of_record
+from energon_pack.templates.recorded_labels import labels_from_recorded
 from energon_pack.templates.settings import MediaConfig, ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template
 
@@ -41,7 +41,7 @@ def load_template(path: str | Path, processor: str | None = None, trust_remote_c
     settings = TemplateSettings(
         dataclass_from_plain(ModelConfig, {**node, **changes}),
         dataclass_from_plain(MediaConfig, content["media"]),
-        labels_of_record(content["labels"]),
+        labels_from_recorded(content["labels"]),
     )
     template = _build_template(settings)
     refuse_other_ids(read_input_rules(path, processor), path, processor, template.ids_of)
@@ -52,7 +52,7 @@ def tokenize_like_packs(
     dataset: str, processor: str | None, trust_remote_code: bool, member: MemberInput
 ) -> MemberTokens:
     """Tokenize a sample that is in no pack, in the same way as the packs of a dataset."""
-    return tokens_of_member(_cached_template(dataset, processor, trust_remote_code), member)
+    return tokens_of_foreign_member(_cached_template(dataset, processor, trust_remote_code), member)
 
 
 @lru_cache(maxsize=4)

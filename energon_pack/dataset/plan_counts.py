@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from energon_pack.dataset.files import PlanFile
-from energon_pack.dataset.manifest import TotalsOfPacks
+from energon_pack.dataset.manifest import PackTotals
 from energon_pack.dataset.plan_schema import OPTIONAL_COLUMNS
 from energon_pack.plan.existing_packs import packs_of_sizes
 from energon_pack.plan.items import Items
-from energon_pack.plan.packs import PackPlan, costs_of_packs
+from energon_pack.plan.packs import PackPlan, flops_of_packs
 from energon_pack.plan.trees import with_own_counts
 from energon_pack.run.seeded_random import Ints
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, MEDIA_TYPES
@@ -29,19 +29,19 @@ def read_counted_columns(plan: PlanFile, *more: str) -> Iterator[pa.Table]:
     yield from plan.tables(*_COUNTED_COLUMNS, *optional, *more)
 
 
-def totals_of_written_plan(plan: PlanFile, cost: CostModel) -> TotalsOfPacks:
+def totals_of_written_plan(plan: PlanFile, cost: CostModel) -> PackTotals:
     """Return the costs and tokens of each pack, from pack_plan.parquet."""
     sums = [
         totals_of_plan(items_from_table(table), packs_of_sizes(num_members(table)), cost)
         for table in read_counted_columns(plan)
     ]
-    return TotalsOfPacks(*map(np.concatenate, zip(*sums, strict=True)))
+    return PackTotals(*map(np.concatenate, zip(*sums, strict=True)))
 
 
-def totals_of_plan(items: Items, packs: PackPlan, cost: CostModel) -> TotalsOfPacks:
+def totals_of_plan(items: Items, packs: PackPlan, cost: CostModel) -> PackTotals:
     """Return the costs and tokens of each pack, from a plan in memory."""
-    lm, vision = costs_of_packs(items, packs, cost)
-    return TotalsOfPacks(lm, vision, packs.per_pack(items.lens), packs.per_pack(items.num_supervised))
+    lm, vision = flops_of_packs(items, packs, cost)
+    return PackTotals(lm, vision, packs.per_pack(items.lens), packs.per_pack(items.num_supervised))
 
 
 def num_members(table: pa.Table) -> Ints:

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from energon_pack.dataset.files import LEDGER, PAGE
 from energon_pack.errors import SamplesLost, amount
 from energon_pack.plan.items import Lengths
-from energon_pack.plan.pack_lengths import Choices
+from energon_pack.plan.pack_lengths import LengthFigures
 from energon_pack.plan.report import Report, num_lost_to_bad_data
 from energon_pack.plan.settings import CUTTING_POLICIES, Overlong, PackingConfig
 from energon_pack.samples.media.kinds import IMAGE, KINDS, MEDIA_TYPES
@@ -16,7 +16,7 @@ from energon_pack.samples.placeholders import PLACEHOLDERS
 from energon_pack.samples.skip import Reason
 
 
-def why_too_much_bad_data(figures: Report | Choices, max_skipped: float) -> str | None:
+def why_too_much_bad_data(figures: Report | LengthFigures, max_skipped: float) -> str | None:
     """Return a sentence if more samples were lost to bad data than `max_skipped`, a fraction, allows; else None."""
     num_lost, num_samples = num_lost_to_bad_data(figures.skipped_by_reason), figures.samples_in
     if num_lost <= max_skipped * num_samples:
@@ -30,11 +30,11 @@ def why_unpublished(report: Report, max_skipped: float, packing: PackingConfig |
     Args:
         packing: limits the tokens that overlong samples lose; None: the run does not publish, and any loss is allowed.
     """
-    why = why_too_much_lost(report, max_skipped)
-    return why or (None if packing is None else why_too_much_dropped(report, packing))
+    why = why_samples_unpublishable(report, max_skipped)
+    return why or (None if packing is None else why_overlong_lose_too_much(report, packing))
 
 
-def why_too_much_lost(report: Report, max_skipped: float) -> str | None:
+def why_samples_unpublishable(report: Report, max_skipped: float) -> str | None:
     """Return why a dataset with this report may not be published: no samples, or too many lost; None if it may."""
     if not report.samples_in:
         left_out = report.samples_excluded
@@ -98,7 +98,7 @@ def why_measured_samples_lack_media(lengths: Lengths, max_skipped: float) -> str
     return why or why_every_picture_is_removed(lengths.noted.removed_pictures, by_medium)
 
 
-def why_too_much_dropped(report: Report, packing: PackingConfig) -> str | None:
+def why_overlong_lose_too_much(report: Report, packing: PackingConfig) -> str | None:
     """Return a sentence if overlong samples lose a larger share of tokens than `packing.max_dropped_tokens`; else None.
 
     With `packing.overlong=drop` it is always None, because the user asked for the loss.
@@ -114,12 +114,12 @@ def why_too_much_dropped(report: Report, packing: PackingConfig) -> str | None:
     return (
         f"{amount(number, 'overlong sample')} {one if number == 1 else several} {share:.0%} of all tokens,"
         f" packing.max_dropped_tokens={most:g} allows less ({knob};"
-        f" a larger packing.max_token_len, fewer pixels and frames, or {policies_that_keep_more(packing.overlong)}"
+        f" a larger packing.max_token_len, fewer pixels and frames, or {overlong_advice(packing.overlong)}"
         " keep more)"
     )
 
 
-def policies_that_keep_more(overlong: Overlong) -> str:
+def overlong_advice(overlong: Overlong) -> str:
     """Return advice: values of `packing.overlong`, other than this one, that keep more tokens, and where each helps."""
     of_samples = {
         Overlong.split_turns: "where samples have several questions",
@@ -128,7 +128,7 @@ def policies_that_keep_more(overlong: Overlong) -> str:
     return " or ".join(f"packing.overlong={one.value} {where}" for one, where in of_samples.items() if one != overlong)
 
 
-def refuse_unpublishable_plan(why: str | None, page: Path, figures: Report | Choices | None = None) -> None:
+def refuse_unpublishable_plan(why: str | None, page: Path, figures: Report | LengthFigures | None = None) -> None:
     """Raise SamplesLost, in a run that only plans, if `why` is not None: the reason why nothing would be published."""
     if why is not None:
         raise SamplesLost(f"{why}: stage=all would publish nothing", str(page), figures.to_json() if figures else None)

@@ -46,7 +46,7 @@ STACK_FLAVORS: tuple[PackedFlavor, ...] = (LoongForgeChatsFlavor(), LoongForgeTu
 ClassFields = dict[str, bool]  # field → whether the class requires it
 
 
-def flavor_for(name: str, sample_type: str | None, sample_fields: Sequence[str] | None = None) -> PackedFlavor:
+def flavor_for_class(name: str, sample_type: str | None, sample_fields: Sequence[str] | None = None) -> PackedFlavor:
     """Return the flavour with this name whose fields a sample class accepts; raises PackError if there is none.
 
     Args:

@@ -25,8 +25,8 @@ import pyarrow.parquet as pq
 
 from energon_pack.dataset.done_shards import mark_done, media_sums_if_done
 from energon_pack.dataset.files import PlanRow
-from energon_pack.dataset.media_sums import sums_to_bytes
-from energon_pack.dataset.sources import RowsWithChecksums, Sources, tokens_of
+from energon_pack.dataset.media_sums import checksums_to_bytes
+from energon_pack.dataset.sources import RowsWithChecksums, SampleReader, tokens_of
 from energon_pack.dataset.tar_writer import TarComparer, TarDiffers, TarWriter, size_of_finished_tar
 from energon_pack.lengths.kept_tokens import KeptTokens
 from energon_pack.samples.conversation import ReadSample
@@ -37,7 +37,7 @@ from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.samples.tokens_part import CHECKSUM_FIELD, PACK_FORMAT, TOKENS_PART
-from energon_pack.samples.written_tokens import pack_tokens
+from energon_pack.samples.written_tokens import join_member_tokens
 from energon_pack.sources.referenced_media import END_BYTES
 from energon_pack.sources.rows import rows_of
 from energon_pack.sources.shard import Shard
@@ -187,7 +187,7 @@ def write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> WrittenPacks:
     """Write all packs of a shard."""
     starts: list[int] = []
     bounds: list[int] = []  # for each pack, how many media are before it
-    with Sources(job.source) as sources, KeptTokens(job.tokens_folder) as kept:
+    with SampleReader(job.source) as sources, KeptTokens(job.tokens_folder) as kept:
         places = iter(job.token_places.tolist())
         rows = zip(rows_of(table, PlanRow), job.checksums.tolist(), strict=True)
         put = _write_with_media if job.source_root is None else _write_with_references
@@ -210,7 +210,7 @@ def write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> WrittenPacks:
         starts.append(tar.position)
         bounds.append(len(tar.checksums))
         tar.finish()
-    return WrittenPacks(np.array(starts, dtype="<u8").tobytes(), sums_to_bytes(bounds, tar.checksums))
+    return WrittenPacks(np.array(starts, dtype="<u8").tobytes(), checksums_to_bytes(bounds, tar.checksums))
 
 
 def _groups_of_whole_packs(rows: Iterable[tuple[PlanRow, int]]) -> Iterator[RowsWithChecksums]:
@@ -253,7 +253,7 @@ class _PackContent(NamedTuple):
 
 def _content_of_pack(key: str, pack: Sequence[_PackMember], job: ShardJob) -> _PackContent:
     members, samples = [member.row for member in pack], [member.sample for member in pack]
-    tokens = pack_tokens([member.tokens for member in pack]).to_bytes()
+    tokens = join_member_tokens([member.tokens for member in pack]).to_bytes()
     conversations = [
         conversation(sample, job.flavor, member.num_shared_media)
         for sample, member in zip(samples, members, strict=True)
@@ -275,12 +275,12 @@ def _content_of_pack(key: str, pack: Sequence[_PackMember], job: ShardJob) -> _P
     value = job.flavor.write(conversations, meta)
     if not job.has_messages:
         del value[MESSAGES_FIELD]
-    parts = map(media_parts, samples, conversations)
+    parts = map(parts_beside_json, samples, conversations)
     named = [list(zip(*both, strict=True)) for both in zip(job.flavor.parts(value), parts, strict=True)]
     return _PackContent(key, job.flavor, value, tokens, pack, named)
 
 
-def _write_with_media(tar: TarWriter, pack: _PackContent, sources: Sources, root: str | None) -> list[list[bytes]]:
+def _write_with_media(tar: TarWriter, pack: _PackContent, sources: SampleReader, root: str | None) -> list[list[bytes]]:
     """Write a pack that holds its media; return the first and last bytes of each member's media."""
     _add_json_and_tokens(tar, pack, pack.value)
     return [
@@ -294,7 +294,9 @@ def _write_with_media(tar: TarWriter, pack: _PackContent, sources: Sources, root
     ]
 
 
-def _write_with_references(tar: TarWriter, pack: _PackContent, sources: Sources, root: str | None) -> list[list[bytes]]:
+def _write_with_references(
+    tar: TarWriter, pack: _PackContent, sources: SampleReader, root: str | None
+) -> list[list[bytes]]:
     """Write a pack that refers to its media in the source; return the first and last bytes of each member's media."""
     references = [
         [(name, *sources.reference_to(name, member.row, part, root or "")) for name, part in its]
@@ -319,6 +321,6 @@ def conversation(sample: ReadSample, flavor: PackedFlavor, num_shared: int = 0) 
     return Conversation(messages, sample.tools, sample.fields, media, has_positions, sample.is_timed, num_shared)
 
 
-def media_parts(sample: ReadSample, content: Conversation) -> list[AnyPart]:
+def parts_beside_json(sample: ReadSample, content: Conversation) -> list[AnyPart]:
     """Return the parts of a sample that lie in a pack beside the JSON: media, then any patch positions."""
     return [*sample.parts, *(part for part in sample.positions if part is not None and content.has_positions)]

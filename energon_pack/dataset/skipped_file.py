@@ -27,7 +27,7 @@ def ledger_entries(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> 
         table = table.set_column(1, "reason", lengths.reason(table))
         is_refused = np.zeros(table.num_rows, np.bool_)
         is_refused[[number - start for number in refused if start <= number < end]] = True
-        lost = lengths.lost_tokens(slice(start, end), left_out)
+        lost = lengths.num_tokens_cut_off(slice(start, end), left_out)
         is_out = (left_out > 0) | pc.is_valid(table["reason"]).to_numpy() | is_refused | (lost > 0)
         rows = table.filter(pa.array(is_out))
         ids = lengths.sample_ids(numbers[is_out], rows)
@@ -91,5 +91,5 @@ def _reason_and_detail_of_left_out(
     token_len = row["token_len"]
     padded = caps.padded_len(token_len, packing.pad_to_multiple_of)
     rounded = f" (padded to {padded})" if padded > token_len else ""
-    name, limit = packing.longest_sample
+    name, limit = packing.sample_token_limit
     return reason.value, f"{token_len} tokens{rounded}, packing.{name}={limit}"

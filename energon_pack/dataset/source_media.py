@@ -43,7 +43,7 @@ def source_root(dataset: str | os.PathLike[str]) -> str:
     return root
 
 
-class DatasetMedia:
+class ReferencedMediaReader:
     """Reads the media that a dataset's packs refer to. Their source is looked for when the first medium is read.
 
     Args:
@@ -73,18 +73,18 @@ class DatasetMedia:
         return self._source.read(references) if references else []
 
 
-class EnergonMedia:
+class EnergonMediaReader:
     """Reads media that packs refer to, for Energon's loaders: each pack tells its dataset. Workers can unpickle it."""
 
     def __init__(self, root: str | None = None):
         self._root = root
-        self._datasets: dict[str, DatasetMedia] = {}
+        self._datasets: dict[str, ReferencedMediaReader] = {}
 
     def __call__(self, references: Sequence[Reference], parts: Parts) -> list[bytes]:
         """Return the bytes of the media that a pack refers to; its `parts` name its dataset."""
         dataset = _folder_of(parts["__sources__"][0]) if parts.get("__sources__") else ""
         if dataset not in self._datasets:
-            self._datasets[dataset] = DatasetMedia(dataset, self._root)
+            self._datasets[dataset] = ReferencedMediaReader(dataset, self._root)
         return self._datasets[dataset].read(references, parts)
 
 

@@ -17,8 +17,8 @@ from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.sources.reader import Reader, SourceChanged, whole_medium_range
-from energon_pack.sources.referenced_media import END_BYTES, Ends, end_ranges, ends_of
-from energon_pack.sources.sample import read_text_only, with_headers
+from energon_pack.sources.referenced_media import END_BYTES, EndBytes, end_ranges, ends_of
+from energon_pack.sources.sample import read_without_opening_media, with_headers
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import File
 from energon_pack.sources.tar_member import is_header_of, member_at
@@ -29,7 +29,7 @@ from energon_pack.templates.sample import Sample
 RowsWithChecksums = list[tuple[PlanRow, int]]
 
 
-class Sources:
+class SampleReader:
     """Reads samples of a job's source shards; raises SourceChanged if one is not as it was measured."""
 
     def __init__(self, shards: dict[str, Shard]):
@@ -53,7 +53,7 @@ class Sources:
             messages, tools, fields = kept.conversation
             return ReadSample(raw[lead:], messages, messages, tools, fields, row.parts, [], [], False, [])
         try:
-            return read_text_only(self._reader, shard, row, settings, raw[lead:])
+            return read_without_opening_media(self._reader, shard, row, settings, raw[lead:])
         except Skip as skip:  # it could be read when it was measured
             raise self.changed_error(row) from skip
 
@@ -83,7 +83,7 @@ class Sources:
         self._check_header(ends.header, row, part)
         return ends.first + ends.last
 
-    def reference_to(self, name: str, row: PlanRow, part: AnyPart, root: str) -> tuple[Reference, Ends]:
+    def reference_to(self, name: str, row: PlanRow, part: AnyPart, root: str) -> tuple[Reference, EndBytes]:
         """Return the `Reference` that leads a pack to a part below the folder `root`, and the part's `Ends`."""
         ends = ends_of(self._file(row, part), part.offset, part.size, self._header_size(row))
         self._check_header(ends.header, row, part)
@@ -127,7 +127,7 @@ class Sources:
     def changed_error(self, row: PlanRow) -> SourceChanged:
         return SourceChanged(self._shards[row.shard].path, row.sample_id)
 
-    def __enter__(self) -> "Sources":
+    def __enter__(self) -> "SampleReader":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -138,7 +138,7 @@ def tokens_of(
     members: RowsWithChecksums,
     samples: Sequence[ReadSample],
     kept: Sequence[KeptSample | None],
-    sources: Sources,
+    sources: SampleReader,
     template_folder: str,
     engine: str,
 ) -> list[MemberTokens]:

@@ -23,7 +23,7 @@ def remove_folder(path: Path) -> None:
         shutil.rmtree(gone, ignore_errors=True)
 
 
-def remove_marks(staging: Path) -> None:
+def remove_run_files(staging: Path) -> None:
     """Remove all that a published dataset lacks: the jobs of a plan, and the marks of the run and of its shards."""
     shutil.rmtree(staging / JOBS_FOLDER, ignore_errors=True)
     for path in (staging / IDENTITY_FILE, *staging.glob(f"*{DONE_SUFFIX}")):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from energon_pack.dataset.files import LEDGER, PLAN, PlanFile, value_at
+from energon_pack.dataset.files import LEDGER, PLAN, PlanFile, nested_value
 from energon_pack.dataset.folder import DatasetFolder, packed_folder
 from energon_pack.dataset.manifest import MANIFEST, REPORT, has_manifest
 from energon_pack.dataset.pack_lookup import LocatedPack, PackLookup
@@ -22,10 +22,10 @@ from energon_pack.report.views.packed import pack_view
 from energon_pack.report.views.view import PackPlace, PackView
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.bytes import as_file
-from energon_pack.samples.flavors import flavor_by_name
+from energon_pack.samples.flavors import packed_flavor_or_default
 
 if TYPE_CHECKING:  # a look at a pack needs no tokenizer
-    from energon_pack.report.views.spans import Vocabulary
+    from energon_pack.report.views.spans import TokenDecoder
 
 
 @dataclass(frozen=True)
@@ -79,10 +79,10 @@ class OpenDataset:
         with self.folder.open(LEDGER) as file:
             for line in io.TextIOWrapper(as_file(file, 1 << 20), encoding="utf-8", errors="replace"):
                 with suppress(ValueError):
-                    if sample in line and value_at(entry := json.loads(line), "sample_id") == sample:
+                    if sample in line and nested_value(entry := json.loads(line), "sample_id") == sample:
                         yield f"in no pack: {entry.get('reason')}: {entry.get('detail')}"
 
-    def view(self, located: LocatedPack, vocabulary: "Vocabulary | None" = None, max_thumbnails: int = 0) -> PackView:
+    def view(self, located: LocatedPack, vocabulary: "TokenDecoder | None" = None, max_thumbnails: int = 0) -> PackView:
         """Return a pack in the form that terminal and page show. `vocabulary`: turns ids into text; None: no text."""
         plan, key = self.plan, located.pack.files.key
         rows = plan.rows_of_packs({key}).get(key) if plan else None
@@ -102,7 +102,7 @@ def open_dataset(dataset: str | Path) -> OpenDataset:
     notes: list[str] = []
     manifest = _read_object(folder, f"{META_FOLDER}/{MANIFEST}", notes)
     report = _read_object(folder, REPORT, notes)
-    packs = PackLookup(folder, flavor_by_name(manifest.get("flavor")))
+    packs = PackLookup(folder, packed_flavor_or_default(manifest.get("flavor")))
     if not folder.shards:
         below = list(islice(filter(has_manifest, map(folder.path_of, folder.other_subfolders)), 4))
         beside = f"; packed datasets in it: {', '.join(below)}" if below else ""
@@ -121,7 +121,7 @@ def open_dataset(dataset: str | Path) -> OpenDataset:
 
 def _read_object(folder: DatasetFolder, name: str, notes: list[str]) -> dict[str, Any]:
     try:
-        return folder.read_object(name)
+        return folder.read_json_object(name)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
@@ -132,7 +132,10 @@ def _read_object(folder: DatasetFolder, name: str, notes: list[str]) -> dict[str
 def description_lines(opened: OpenDataset) -> Iterator[str]:
     """Yield lines that describe a dataset: flavour, model, counts, fill; a missing count is `?`."""
     manifest, report, packs = opened.manifest, opened.report, opened.packs
-    flavor, model = manifest.get("flavor") or packs[0].pack.flavor.name, value_at(manifest, "content", "model", "name")
+    flavor, model = (
+        manifest.get("flavor") or packs[0].pack.flavor.name,
+        nested_value(manifest, "content", "model", "name"),
+    )
     for_model = model or "no model that it names"
     yield f"{opened.folder}: {flavor}, for {for_model}, layout {manifest.get('layout', '?')}"
     facts = [f"{amount(len(packs), 'pack')} in {amount(len(packs.shard_counts), 'shard')}"]
@@ -141,13 +144,18 @@ def description_lines(opened: OpenDataset) -> Iterator[str]:
     if isinstance(fill := report.get("fill"), (int, float)):
         facts.append(f"fill {fill:.2%} of {_count_text(manifest.get('max_token_len'))}")
     yield " · ".join(facts)
-    kinds = [f"{kind} {_count_text(value_at(of, 'samples'))}" for kind, of in _items_or_none(report.get("by_media"))]
+    kinds = [
+        f"{kind} {_count_text(nested_value(of, 'samples'))}" for kind, of in _items_or_none(report.get("by_media"))
+    ]
     parts = [
-        f"{split} {_count_text(value_at(of, 'packs'))} packs" for split, of in _items_or_none(report.get("by_split"))
+        f"{split} {_count_text(nested_value(of, 'packs'))} packs"
+        for split, of in _items_or_none(report.get("by_split"))
     ]
     yield " · ".join(f"{name}: {', '.join(said)}" for name, said in (("samples", kinds), ("splits", parts)) if said)
-    processor = value_at(report, "config", "model", "processor") or value_at(manifest, "content", "model", "hub_id")
-    is_demo = report and value_at(report, "config", "source", "path") is None
+    processor = nested_value(report, "config", "model", "processor") or nested_value(
+        manifest, "content", "model", "hub_id"
+    )
+    is_demo = report and nested_value(report, "config", "source", "path") is None
     yield f"processor when it was packed: {'of the built-in demo' if is_demo else processor}"
 
 

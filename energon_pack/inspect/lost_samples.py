@@ -5,16 +5,16 @@ from collections.abc import Mapping
 
 from energon_pack.dataset.publish_limits import (
     why_measured_samples_lack_media,
+    why_overlong_lose_too_much,
     why_too_much_bad_data,
-    why_too_much_dropped,
 )
 from energon_pack.dataset.skipped_file import ledger_entries
 from energon_pack.plan.items import Lengths
-from energon_pack.plan.pack_lengths import Choice, Choices
+from energon_pack.plan.pack_lengths import LengthFigures, TriedLength
 from energon_pack.plan.packs import empty_plan
 from energon_pack.plan.report import Report, num_lost_to_bad_data
 from energon_pack.plan.settings import Overlong, PackingConfig
-from energon_pack.report.terminal_summary import note_lines, part_lines, removed_lines
+from energon_pack.report.terminal_summary import cut_and_pair_lines, note_lines, removed_pictures_lines
 from energon_pack.run.console import say
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 
@@ -33,7 +33,7 @@ def print_lost_samples(lengths: Lengths, examples: Mapping[str, tuple[str, str]]
     """Print each reason for which samples would be lost, with their number and one example; then what packing notes."""
     noted = lengths.noted
     notes = [*note_lines(noted.counts, *map(noted.most_frequent_names, ("image_modes", "unknown_keys")))]
-    notes += removed_lines(noted.removed_pictures)
+    notes += removed_pictures_lines(noted.removed_pictures)
     if not lengths.reasons:
         known = ", as far as texts and headers of media say" * bool((lengths.items.media > 0).any())
         nothing = "no sample" if notes else "nothing"
@@ -47,9 +47,9 @@ def print_lost_samples(lengths: Lengths, examples: Mapping[str, tuple[str, str]]
 
 def print_cut_off_tokens(report: Report, packing: PackingConfig) -> None:
     """Print how many tokens cutting loses at `packing.max_token_len`, and whether that prevents publishing."""
-    for line in part_lines(report):
+    for line in cut_and_pair_lines(report):
         say(f"packing.overlong={packing.overlong.value}, {packing.max_token_len:,} tokens a pack: {line}")
-    if why := why_too_much_dropped(report, packing):
+    if why := why_overlong_lose_too_much(report, packing):
         say(f"nothing would be published: {why}")
 
 
@@ -63,8 +63,8 @@ def settings_that_allow_lost_samples(lengths: Lengths, max_skipped: float) -> li
     return [f"max_skipped={min(1.0, math.ceil(110 * lost / total) / 100):g}"] * is_needed
 
 
-def why_not_published(
-    lengths: Lengths, choices: Choices, best: Choice | None, packing: PackingConfig, max_skipped: float
+def why_would_not_publish(
+    lengths: Lengths, choices: LengthFigures, best: TriedLength | None, packing: PackingConfig, max_skipped: float
 ) -> str | None:
     """Return why packing would publish nothing of these samples: too many or a whole medium lost; None: it would."""
     items = lengths.items
@@ -79,7 +79,7 @@ def why_not_published(
     )
 
 
-def _why_too_much_overlong(best: Choice | None, packing: PackingConfig) -> str | None:
+def _why_too_much_overlong(best: TriedLength | None, packing: PackingConfig) -> str | None:
     """Return why the best pack length drops so many tokens that nothing would be published; None: it does not."""
     if packing.overlong is not Overlong.auto or best is None or best.dropped_tokens_share <= packing.max_dropped_tokens:
         return None

@@ -20,13 +20,13 @@ from energon_pack.lengths.method import Method
 from energon_pack.lengths.worker import LengthsRow, render_and_count, set_warnings
 from energon_pack.online.samples import as_sample
 from energon_pack.plan import caps
-from energon_pack.plan.expand import cuts_of
+from energon_pack.plan.expand import expansion_cuts
 from energon_pack.plan.note_counts import NOTES
 from energon_pack.plan.sample_measures import SampleMeasurer
 from energon_pack.report.data_rules import NOTE_REMARKS
 from energon_pack.report.views.screens import member_blocks, print_blocks, print_commands, print_heading, print_sample
 from energon_pack.report.views.spans import vocabulary_of, with_tokens
-from energon_pack.report.views.view import Medium, MemberView, turns_of
+from energon_pack.report.views.view import MediumView, MemberView, turns_of
 from energon_pack.run.console import say
 from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.cut import member_id
@@ -40,9 +40,9 @@ from energon_pack.samples.skip import NOTHING_TRAINED_DETAIL, Reason, Skip
 from energon_pack.sources.find import Source
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
-from energon_pack.sources.sample import cut_part, read_again, read_sample
+from energon_pack.sources.sample import cut_sample, read_measured_sample, read_sample
 from energon_pack.sources.shard import Shard
-from energon_pack.sources.source_path import find_source, source_line
+from energon_pack.sources.source_path import find_source, source_summary
 from energon_pack.sources.wds import damage_of, dotted_keys_error, index_metadata
 from energon_pack.steps.topology import Topology
 from energon_pack.templates.processor import build_uncached_template
@@ -86,7 +86,7 @@ def show_sample(options: argparse.Namespace) -> int:
     num_files = len(source.shards)
     where = f"sample {place:,} of {shard.name}" + f", a file of {num_files:,} in the source" * (num_files > 1)
     remarks = [*indexed.damage, *looked.remarks]
-    say(f"read as: {source_line(source)}")
+    say(f"read as: {source_summary(source)}")
     remarks += [missing] if missing else []
     print_sample(looked.view, where, looked.raw, remarks, options.full)
     print_rejected_side(looked, None)
@@ -112,7 +112,7 @@ def look_at_sample(
         if row.reason is not None:
             raise Skip(Reason(row.reason), row.detail or "")
         if isinstance(row, LengthsRow):
-            sample = read_again(reader, shard, row, reads)
+            sample = read_measured_sample(reader, shard, row, reads)
         else:
             sample = read_sample(reader, shard, row, reads)
             row = LengthsRow(row.key, row.record_part, row.record_offset, row.record_size, [], [], None, 0, 0, 0)
@@ -123,7 +123,7 @@ def look_at_sample(
         view = MemberView(sample_id, skip.media_type or "unknown", None, None, None, refused=str(skip))
         return ShownSample(view, _short_json(raw, most=None))
     cuts = cuts_of_pair(sample.messages, sample.kinds) if sample.rejected else []
-    sides = [cut_part(sample, cut) for cut in cuts]
+    sides = [cut_sample(sample, cut) for cut in cuts]
     views = [sample_view(side, member_id(sample_id, cut.part), template) for side, cut in zip(sides, cuts, strict=True)]
     view, *rejected = views or [sample_view(sample, sample_id, template)]
     remarks = [
@@ -159,7 +159,7 @@ def _why_left_out(settings: StageSettings, row: LengthsRow, sample: ReadSample) 
         return f"{row.reason}: {row.detail}", []
     if unfit := flavor.unfit(row.does_not_fit or {}):
         return f"{Reason.NOT_IN_FLAVOR.value}: {flavor.holder} has no place for it: {unfit}", []
-    if cuts := cuts_of(sample, labels):
+    if cuts := expansion_cuts(sample, labels):
         remarks.append(f"labels.expand={labels.expand.value}: it becomes {amount(len(cuts), 'sample')}")
     if too_much := caps.exceeded_limits({name: getattr(row, name) for name in caps.COLUMNS}, packing):
         remarks.append(f"{', '.join(too_much)}: packing.overlong={packing.overlong.value} says what becomes of it")
@@ -205,7 +205,7 @@ class IndexedFile:
     damage: list[str]
 
 
-def index_shard(source: Source, shard: Shard) -> IndexedFile:
+def index_source_file(source: Source, shard: Shard) -> IndexedFile:
     """Index one file of a source; raises PackError where it can't be read."""
     table = shard.index()
     about = index_metadata(table)
@@ -228,7 +228,7 @@ def _choose_sample(source: Source, named: str | None, seed: int | None) -> tuple
     """
     if seed is not None:
         chance = random.Random(seed or None)
-        indexed = index_shard(source, chance.choice(source.shards))
+        indexed = index_source_file(source, chance.choice(source.shards))
         if not indexed.rows:
             raise PackError(f"{indexed.shard.path} holds no sample")
         place = chance.randrange(len(indexed.rows))
@@ -236,7 +236,7 @@ def _choose_sample(source: Source, named: str | None, seed: int | None) -> tuple
     number = int(named) if named is not None and named.isdecimal() else None if named else 0
     before = 0
     for shard in _shards_to_search(source.shards, named):
-        indexed = index_shard(source, shard)
+        indexed = index_source_file(source, shard)
         found = _row_of_sample(indexed, named, None if number is None else number - before)
         if found is not None:
             return indexed, found, before + found
@@ -278,7 +278,7 @@ def _shorten_strings(value: Any, most: int | None) -> Any:
 def sample_view(sample: ReadSample, sample_id: str, template: Template | None = None) -> MemberView:
     """Return a sample in the form that a terminal shows. `template`: makes its tokens; None: no tokens are shown."""
     media = [
-        Medium(part.kind, part.name, KINDS[medium.kind].size(medium), medium.num_frames, part.size)
+        MediumView(part.kind, part.name, KINDS[medium.kind].size(medium), medium.num_frames, part.size)
         for part, medium in zip(sample.parts, sample.media, strict=True)
     ]
     turns, weight = turns_of(sample.messages), sample.options.weight

@@ -27,12 +27,12 @@ from energon_pack.inspect.lost_samples import (
     print_cut_off_tokens,
     print_lost_samples,
     settings_that_allow_lost_samples,
-    why_not_published,
+    why_would_not_publish,
 )
 from energon_pack.inspect.source import look_at_sample, print_rejected_side
 from energon_pack.lengths.index import every_nth_sample
 from energon_pack.plan.items import Lengths
-from energon_pack.plan.pack_lengths import Choice, Choices, try_lengths
+from energon_pack.plan.pack_lengths import LengthFigures, TriedLength, try_pack_lengths
 from energon_pack.plan.report import num_lost_to_bad_data
 from energon_pack.plan.settings import CUTTING_POLICIES
 from energon_pack.report.contact_sheet import read_lengths_rows
@@ -46,18 +46,18 @@ from energon_pack.run.command import EXIT_CODES, positive_int, run_tool, tool_pa
 from energon_pack.run.console import say
 from energon_pack.run.executors import Executor
 from energon_pack.run.progress import Progress
-from energon_pack.run.user_cache import user_folder
+from energon_pack.run.user_cache import user_cache_folder
 from energon_pack.run.workshop import Workshop, executor_of
 from energon_pack.samples.hint import setting_word
 from energon_pack.samples.media.kinds import MEDIA_TYPES, VIDEO
 from energon_pack.sources.mixture import default_name
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.shard import Shard
-from energon_pack.sources.source_path import source_line
+from energon_pack.sources.source_path import source_summary
 from energon_pack.sources.storage import path_in
 from energon_pack.stages import measuring
 from energon_pack.stages.measuring import Measured
-from energon_pack.stages.places import find_places
+from energon_pack.stages.places import prepare_places
 from energon_pack.stages.planning import plan_source
 from energon_pack.steps.cost import max_positions
 from energon_pack.templates.processor import load_saved_template, media_rules_of, processor_folder_of
@@ -104,7 +104,7 @@ def main() -> int:
 
 def _user_cache() -> str | None:
     """Return the folder in the user's cache that a later `try` uses again; None: it can't be written."""
-    folder = user_folder("try", "")
+    folder = user_cache_folder("try", "")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
@@ -123,8 +123,8 @@ class TrialRun:
     measured: Measured
     sample_every: int  # one sample in so many is measured
     sample_share: float  # of the samples of all files
-    choices: Choices  # scaled to the whole source
-    best: Choice | None
+    choices: LengthFigures  # scaled to the whole source
+    best: TriedLength | None
     shrink_advice: ShrinkAdvice | None
 
     @property
@@ -145,14 +145,14 @@ def _measure_spread_samples(
     config: PackConfig, executor: Executor, arguments: argparse.Namespace, is_first: bool = False
 ) -> TrialRun:
     """Measure `--num-samples` samples at most, spread over the source. `is_first`: print what the source is read as."""
-    places = find_places(config)
+    places = prepare_places(config)
     source, workshop = places.source, places.workshop(executor, Progress(_STAGE_NAMES))
     settings = StageSettings.of(config, source, places.processor)
     shards = _choose_evenly(source.shards, _MAX_MEASURED_FILES)
     indexed = measuring.index_source(shards, settings.method.keep_damaged, config.seed, workshop)
     num_rows = sum(item.num_rows for item in indexed)
     if is_first:
-        say(f"read as: {source_line(source, num_rows if shards == [*source.shards] else None)}")
+        say(f"read as: {source_summary(source, num_rows if shards == [*source.shards] else None)}")
     if not num_rows:
         raise PackError(f"{arguments.path}: no sample in {amount(len(shards), 'file')}")
     step = math.ceil(num_rows / arguments.num_samples)
@@ -163,7 +163,7 @@ def _measure_spread_samples(
     lens, positions = config.report.lens, max_positions(processor_folder_of(folder))
     tried = lengths_to_try_if_unset(lens, config.packing, measured.lengths.items, positions)
     share = len(shards) / len(source.shards) / step
-    choices = try_lengths(measured.lengths, config.packing, tried, positions)
+    choices = try_pack_lengths(measured.lengths, config.packing, tried, positions)
     choices = replace(choices, lens=[row.scaled(1 / share) for row in choices.lens])
     best = recommend_length(choices.lens)
     first = advise_to_shrink(measured.lengths, media_rules_of(folder), tried)
@@ -215,7 +215,7 @@ def _try_source(
     without = "".join(f" without {setting}" for setting in allowed)
     for state, those in ((f"with {' '.join(cures)}, too,", cured), (f"without {' '.join(cures)}", tried)):
         lengths = those.measured.lengths
-        if why := why_not_published(lengths, those.choices, those.best, config.packing, config.max_skipped):
+        if why := why_would_not_publish(lengths, those.choices, those.best, config.packing, config.max_skipped):
             raise SamplesLost(f"{why}: {state if cures else 'so'} nothing would be published{without}")
 
 
@@ -288,7 +288,7 @@ def _settings_to_try(tried: TrialRun, examples: Mapping[str, tuple[str, str]]) -
     return [*typed, *([_FEWER_FRAMES] if are_dropped and has_videos else [])]
 
 
-def _print_next_commands(arguments: argparse.Namespace, chosen: Choice, more: Sequence[str]) -> None:
+def _print_next_commands(arguments: argparse.Namespace, chosen: TriedLength, more: Sequence[str]) -> None:
     """Print the command that packs, with `more` settings, and those that train."""
     settings = dict(override.split("=", 1) for override in arguments.overrides)
     name = settings.get("output.name") or _dataset_name(arguments.path)

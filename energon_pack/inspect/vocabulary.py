@@ -2,18 +2,18 @@
 
 from pathlib import Path
 
-from energon_pack.dataset.encoder import read_rules, tokenizer_of
+from energon_pack.dataset.encoder import read_checked_rules, tokenizer_of
 from energon_pack.dataset.manifest import packing_processor_folder
 from energon_pack.errors import one_line
 from energon_pack.inspect.dataset import OpenDataset
-from energon_pack.report.views.spans import Vocabulary
+from energon_pack.report.views.spans import TokenDecoder
 from energon_pack.samples.media.kinds import KINDS
 from energon_pack.verify.source_checks import packing_processor
 
 
 def vocabulary_for(
     opened: OpenDataset, processor: str | None, trust_remote_code: bool
-) -> tuple[Vocabulary | None, str | None]:
+) -> tuple[TokenDecoder | None, str | None]:
     """Load the tokenizer of a dataset, or return None and why it is not here. `processor`: None: the dataset's own."""
     if not opened.manifest:
         return None, "no tokens: the manifest is missing"
@@ -23,14 +23,14 @@ def vocabulary_for(
         return None, f"no tokens: {one_line(error, 300)}{'' if processor else ' (--processor FOLDER names another)'}"
 
 
-def _load_vocabulary(opened: OpenDataset, processor: str | None, trust_remote_code: bool) -> Vocabulary:
-    """Load the tokenizer of a dataset; raises as `read_rules` and `tokenizer_of`."""
+def _load_vocabulary(opened: OpenDataset, processor: str | None, trust_remote_code: bool) -> TokenDecoder:
+    """Load the tokenizer of a dataset; raises as `read_checked_rules` and `tokenizer_of`."""
     path = opened.folder.path
-    rules = read_rules(path, processor or packing_processor_folder(path), trust_remote_code)
+    rules = read_checked_rules(path, processor or packing_processor_folder(path), trust_remote_code)
     if not any(Path(rules.folder).iterdir()):  # a dataset of text keeps no tokenizer
-        rules = read_rules(path, processor_of(opened, None), trust_remote_code)
+        rules = read_checked_rules(path, processor_of(opened, None), trust_remote_code)
     tokenizer = tokenizer_of(rules, path).backend_tokenizer
-    return Vocabulary(tokenizer, {kind: number for kind in KINDS if (number := rules.feature_id(kind)) is not None})
+    return TokenDecoder(tokenizer, {kind: number for kind in KINDS if (number := rules.feature_id(kind)) is not None})
 
 
 def processor_of(opened: OpenDataset, processor: str | None) -> str | None:

@@ -30,10 +30,10 @@ from energon_pack.samples.media.prepared import prepared_media, processor_argume
 from energon_pack.samples.media.streams import UndecodableError
 from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.skip import Skip
-from energon_pack.samples.tokens import SeenMedium
+from energon_pack.samples.tokens import MediumInput
 from energon_pack.sources.reader import Reader, whole_medium_range
 from energon_pack.sources.rows import MeasuredRow, rows_of
-from energon_pack.sources.sample import read_again
+from energon_pack.sources.sample import read_measured_sample
 from energon_pack.sources.shard import Shard
 from energon_pack.templates.full_processor import full_processor, prepare_torchvision
 from energon_pack.templates.processor import load_saved_template
@@ -57,7 +57,7 @@ class AuditJob:
 
 
 @dataclass(frozen=True)
-class Audit:
+class AuditResult:
     """The result of an audit: how many samples the full processor confirmed, and the first one that it did not."""
 
     num_checked: int
@@ -118,7 +118,7 @@ class StartedAudit:
 
     method: Method
     result_file: Path  # the file for its result
-    future: "Future[Audit] | Audit"
+    future: "Future[AuditResult] | AuditResult"
     other_jobs: Sequence[AuditJob] = ()  # for all workers
 
 
@@ -131,9 +131,9 @@ def start(
     """
     kept = result_file("audit", measured, method, share, seed)
     if kept.exists():
-        return StartedAudit(method, kept, Audit(**{**json.loads(kept.read_bytes()), "is_known": True}))
+        return StartedAudit(method, kept, AuditResult(**{**json.loads(kept.read_bytes()), "is_known": True}))
     jobs = [AuditJob(part, method) for part in _split_into_jobs(draw(measured, share, seed))]
-    return StartedAudit(method, kept, workshop.executor.start(audit, jobs[0]) if jobs else Audit(0, 0), jobs[1:])
+    return StartedAudit(method, kept, workshop.executor.start(audit, jobs[0]) if jobs else AuditResult(0, 0), jobs[1:])
 
 
 def _split_into_jobs(rows: Sequence[DrawnRows]) -> list[list[DrawnRows]]:
@@ -149,14 +149,14 @@ def _split_into_jobs(rows: Sequence[DrawnRows]) -> list[list[DrawnRows]]:
     return parts
 
 
-def finish(auditing: StartedAudit, workshop: Workshop) -> Audit:
+def finish(auditing: StartedAudit, workshop: Workshop) -> AuditResult:
     """Wait for the audit that `start` began, compare the remaining samples in all workers, and save the result.
 
     Raises:
         LengthsWrong: a length differs.
         PackError: the process of the audit was killed, or is stuck.
     """
-    if isinstance(auditing.future, Audit):
+    if isinstance(auditing.future, AuditResult):
         return auditing.future
     result = workshop.executor.result(auditing.future)
     for more in workshop.executor.map(audit, () if result.difference else auditing.other_jobs):
@@ -180,7 +180,7 @@ def finish(auditing: StartedAudit, workshop: Workshop) -> Audit:
     return result
 
 
-def audit(job: AuditJob) -> Audit:
+def audit(job: AuditJob) -> AuditResult:
     """Compare the samples of a job with the full processor, up to the first that differs; runs in a worker process."""
     template = load_saved_template(job.method.template_folder)
     processor, note = _full_processor(template)
@@ -200,10 +200,10 @@ def audit(job: AuditJob) -> Audit:
                     undecodable.append(f"{shard.sample_id(row.key)} ({error})")
                     continue
                 if difference:
-                    return Audit(num_checked, num_unchecked, note, f"{shard.sample_id(row.key)} has {difference}")
+                    return AuditResult(num_checked, num_unchecked, note, f"{shard.sample_id(row.key)} has {difference}")
                 num_checked += 1
     names = len(undecodable), next(iter(undecodable), "")
-    return Audit(num_checked, num_unchecked, note, "", False, *names)
+    return AuditResult(num_checked, num_unchecked, note, "", False, *names)
 
 
 def _full_processor(template: Template) -> tuple[Any, str]:
@@ -235,7 +235,7 @@ def _difference(
 ) -> str:
     """Return how the tokens of one sample differ from those that were measured; empty: they do not."""
     try:
-        read = read_again(reader, shard, row, job.method.read)
+        read = read_measured_sample(reader, shard, row, job.method.read)
         sample = Sample(read.timed_messages, read.media, read.tools, read.options)
         rendered = template.render(sample)
         (encoded,) = template.tokens_of([sample], [rendered], job.method.engine)
@@ -264,7 +264,7 @@ def _full_processor_ids(
     processor: Any,
     template: Template,
     sample: Sample,
-    media: Sequence[SeenMedium],
+    media: Sequence[MediumInput],
     parts: Sequence[AnyPart],
     data: Sequence[bytes],
 ) -> list[int]:

@@ -40,7 +40,7 @@ def stale_rows(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]], execu
     for chunk, changes in zip(chunks, executor.map(_stale_rows_of_chunk, jobs, are_short=True), strict=True):
         if changes:
             places = np.array([place for place, *_ in changes])
-            numbers, rows = chunk.owners_of_rows[places].tolist(), chunk.rows_in_owners[places].tolist()
+            numbers, rows = chunk.owners_of_rows[places].tolist(), chunk.row_numbers_in_owners[places].tolist()
             for number, row, (_, _, message) in zip(numbers, rows, changes, strict=True):
                 stale.setdefault(number, {})[row] = message
     return stale
@@ -63,7 +63,7 @@ def _skip_message(reason: str | None, detail: str | None) -> str | None:
     return None if reason is None else f"{reason}: {detail}"
 
 
-def check_media(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]], workshop: Workshop) -> None:
+def refuse_changed_media(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]], workshop: Workshop) -> None:
     """Raise PackError if a media file changed since its sample was measured."""
     chunks = list(_chunks_with_files(shards, pieces))
     jobs = (_stale_rows_job(shards, chunk) for chunk in chunks)

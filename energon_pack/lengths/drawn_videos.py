@@ -36,7 +36,7 @@ class _OtherCount:
     num_frames: int
 
 
-def remeasure_by_decoding(
+def remeasure_miscounted_videos(
     measured: list[MeasuredShard], method: Method, share: float, seed: int, workshop: Workshop
 ) -> list[MeasuredShard]:
     """Return measured shards; where a drawn video's packets are not its frames, the shard is measured by decoding.

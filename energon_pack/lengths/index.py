@@ -10,14 +10,14 @@ import numpy as np
 import pyarrow as pa
 
 from energon_pack.errors import PackError
-from energon_pack.lengths.table_cache import Piece, RowRun, TableCache, key_of, write_tables
+from energon_pack.lengths.table_cache import Piece, RowRun, TableCache, key_of, write_cache_file
 from energon_pack.run.seeded_random import Ints
 from energon_pack.run.stores.requests import reraising_store_errors
 from energon_pack.run.workshop import Workshop
 from energon_pack.sources import reader, wds
-from energon_pack.sources.sample_ratio import copy_numbers
+from energon_pack.sources.sample_ratio import earlier_occurrences
 from energon_pack.sources.shard import Shard, TarShard
-from energon_pack.sources.storage import with_bytes_read
+from energon_pack.sources.storage import call_counting_bytes
 from energon_pack.sources.tar import NOT_A_TAR
 
 _JOB_SHARDS, _JOB_BYTES = 256, 64 << 20  # shards in one job that reads headers
@@ -44,7 +44,7 @@ class IndexedShard:
     @cached_property
     def earlier_draw_counts(self) -> Ints | None:
         """For each drawn row, how many earlier rows draw the same sample; None: all samples are drawn, each once."""
-        return None if self.rows is None else copy_numbers(self.rows)
+        return None if self.rows is None else earlier_occurrences(self.rows)
 
     @property
     def num_repeated(self) -> int:
@@ -67,7 +67,7 @@ def index_shards(shards: list[Shard], keep_damaged: bool, seed: int, workshop: W
     )
     size = sum(shards[number].size for number in todo)
     with workshop.progress.stage("index", len(todo), "shards", size) as advance:
-        results = workshop.executor.map(partial(with_bytes_read, _index_job), jobs, are_short=True)
+        results = workshop.executor.map(partial(call_counting_bytes, _index_job), jobs, are_short=True)
         for (num_shards, size, paths), num_bytes in results:
             for path in paths:
                 cache.add_file(path)
@@ -78,11 +78,11 @@ def index_shards(shards: list[Shard], keep_damaged: bool, seed: int, workshop: W
     indexed = [item for item in known if item is not None]
     assert len(indexed) == len(shards)
     if not keep_damaged:
-        refuse_damaged((item.shard, item.index_metadata) for item in indexed)
+        refuse_damaged_sources((item.shard, item.index_metadata) for item in indexed)
     return [_with_drawn_rows(item, seed) for item in indexed]
 
 
-def refuse_damaged(indexed: Iterable[tuple[Shard, Mapping[str, str]]]) -> None:
+def refuse_damaged_sources(indexed: Iterable[tuple[Shard, Mapping[str, str]]]) -> None:
     """Raise PackError if one of these shards (shard, metadata of its index) is damaged or has keys with dots."""
     damaged: list[tuple[Shard, int, str]] = []
     for shard, about in indexed:
@@ -149,7 +149,7 @@ def _index_job(job: tuple[Path, int, list[Shard], list[str]]) -> tuple[int, int,
 
     def write() -> None:
         nonlocal num_rows
-        paths.append(write_tables(folder, number, pa.concat_tables(tables), records))
+        paths.append(write_cache_file(folder, number, pa.concat_tables(tables), records))
         tables.clear()
         records.clear()
         num_rows = 0

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from energon_pack.run.files import write_whole
 from energon_pack.samples.conversation import ReadSample
-from energon_pack.samples.tokens import MemberTokens, SeenMedium, Step
+from energon_pack.samples.tokens import MediumInput, MemberTokens, PixelStep
 from energon_pack.sources.media_containers import OpenFiles
 
 _MAGIC = b"EPKT"
@@ -33,7 +33,7 @@ _HEAD, _SIZES = struct.Struct("<III"), struct.Struct("<II")  # (CRC-32, bytes of
 _ID_DTYPE = np.dtype("<u4")
 _MAX_FILE_BYTES = 64 << 20  # of a file: what comes behind is not kept
 _MAX_CACHE_BYTES = 16 << 30
-_STEPS_INDEX = [field.name for field in fields(SeenMedium)].index("steps")
+_STEPS_INDEX = [field.name for field in fields(MediumInput)].index("steps")
 _READ_BYTES = 8192  # bytes of an entry that are read at once
 _FORMAT_VERSION = 1  # raise it with the form of entries, or where the same sample gets another conversation
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=methodcaller("item")).encode
@@ -55,7 +55,9 @@ class TokenWriter:
 
     def add(self, tokens: MemberTokens, sample: ReadSample, checksum: int) -> int:
         """Add the tokens of a sample; return their byte offset in the file, or 0 if the file is full (not added)."""
-        entry = _entry(tokens, [] if sample.has_times else [sample.messages, sample.tools, sample.fields], checksum)
+        entry = _entry(
+            tokens, [] if sample.has_time_fields else [sample.messages, sample.tools, sample.fields], checksum
+        )
         place = self._num_bytes
         if place + len(entry) > _MAX_FILE_BYTES:
             return 0
@@ -116,7 +118,7 @@ def forget_tokens(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def remove_oldest(cache: Path) -> None:
+def trim_kept_tokens(cache: Path) -> None:
     """Remove the oldest token files in the subfolders of `cache`, until the others have at most 16 GiB."""
     states = []
     for path in cache.glob("*/*.tokens"):
@@ -164,6 +166,6 @@ def _kept_sample(values: Sequence[Any], data: bytes, place: int) -> KeptSample:
     return KeptSample(tokens, conversation or None)
 
 
-def _medium(values: list[Any]) -> SeenMedium:
-    values[_STEPS_INDEX] = [Step(*step) for step in values[_STEPS_INDEX]]
-    return SeenMedium(*values)
+def _medium(values: list[Any]) -> MediumInput:
+    values[_STEPS_INDEX] = [PixelStep(*step) for step in values[_STEPS_INDEX]]
+    return MediumInput(*values)

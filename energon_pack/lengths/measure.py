@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from energon_pack.errors import PackError
 from energon_pack.lengths.changed_media import StaleRows, rows_to_cache, stale_rows
 from energon_pack.lengths.index import IndexedShard, group_shards, index_cache
-from energon_pack.lengths.kept_tokens import forget_tokens, remove_oldest
+from energon_pack.lengths.kept_tokens import forget_tokens, trim_kept_tokens
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import Chunk, Piece, RowRun, TableCache, chunks_of_pieces, key_of
 from energon_pack.lengths.worker import BEGINNINGS_VERSION, LENGTHS_VERSION, MeasureJob, measure
@@ -34,7 +34,7 @@ from energon_pack.samples.media.kinds import VIDEO_EXTENSIONS
 from energon_pack.sources import reader
 from energon_pack.sources.sample_ratio import drawn_keys
 from energon_pack.sources.shard import Shard
-from energon_pack.sources.storage import with_bytes_read
+from energon_pack.sources.storage import call_counting_bytes
 from energon_pack.templates.families import ASKING_FAMILIES
 from energon_pack.templates.processor import load_saved_template
 from energon_pack.templates.tokens.engine import EngineError
@@ -139,7 +139,7 @@ def _measure(
     workshop.progress.add(cached=num_wanted - num)
     with workshop.progress.stage("measure", num, "samples", total_cost) as advance:
         try:
-            for table, num_bytes in workshop.executor.map(partial(with_bytes_read, measure), jobs()):
+            for table, num_bytes in workshop.executor.map(partial(call_counting_bytes, measure), jobs()):
                 cache_measured_rows(cache, keys, table, *slices.pop(0), stale)
                 workshop.progress.add(
                     table.num_rows, num_bytes, skipped=Counter(table["reason"].drop_null().to_pylist())
@@ -148,7 +148,7 @@ def _measure(
         finally:
             cache.flush()
             if todo:
-                remove_oldest(cache.folder.parent)  # once a run: it looks at every file of the cache
+                trim_kept_tokens(cache.folder.parent)  # once a run: it looks at every file of the cache
     return [*todo]
 
 
@@ -242,7 +242,7 @@ def dropping_wrong_lengths(measured: Sequence[MeasuredShard], method: Method, wo
         if isinstance(error, reader.SourceChanged):
             wrong = [item for item in wrong if item.shard.path == error.path]
             index_cache(workshop).forget(item.key for item in wrong)
-        forget((method_key(method), [*map(_lengths_key, wrong)]), workshop, isinstance(error, LengthsWrong))
+        forget_lengths((method_key(method), [*map(_lengths_key, wrong)]), workshop, isinstance(error, LengthsWrong))
         raise
 
 
@@ -263,7 +263,7 @@ def cache_keys_of(measured: Sequence[MeasuredShard], method: Method) -> tuple[st
     return method_key(method), [_lengths_key(item.indexed) for item in measured]
 
 
-def forget(cached: tuple[str, list[str]], workshop: Workshop, are_wrong: bool = True) -> None:
+def forget_lengths(cached: tuple[str, list[str]], workshop: Workshop, are_wrong: bool = True) -> None:
     """Remove the lengths that `cache_keys_of` named from the cache, and all kept tokens of their folder.
 
     Args:
@@ -276,7 +276,7 @@ def forget(cached: tuple[str, list[str]], workshop: Workshop, are_wrong: bool = 
     forget_tokens(workshop.cache("lengths", folder))
 
 
-def check_unchanged(measured: Sequence[MeasuredShard], workshop: Workshop) -> None:
+def refuse_changed_shards(measured: Sequence[MeasuredShard], workshop: Workshop) -> None:
     """Compare the headers of shards whose lengths came from the cache with the headers they were measured with.
 
     Raises:

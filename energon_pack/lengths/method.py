@@ -7,10 +7,16 @@ import pyarrow as pa
 
 from energon_pack.lengths.schema import LENGTHS_SCHEMA, REMOVED_FIELD, SHARED_SCHEMA
 from energon_pack.run.workshop import Workshop
-from energon_pack.samples.settings import MissingMedia, ReadSettings
+from energon_pack.samples.settings import MissingPicturePolicy, ReadSettings
 from energon_pack.templates.choose_rules import MediaRulesChoice
 from energon_pack.templates.identity import Identity
-from energon_pack.templates.processor import choice_of, identity_of, prepare_template, saved_template, template_lines
+from energon_pack.templates.processor import (
+    choice_of,
+    identity_of,
+    lines_about_template,
+    prepare_template,
+    saved_template_folder,
+)
 from energon_pack.templates.settings import TemplateSettings
 
 
@@ -27,7 +33,7 @@ class Method:
     @property
     def schema(self) -> pa.Schema:
         """Return the columns of its tables of lengths."""
-        removes = self.read.missing_media is MissingMedia.remove
+        removes = self.read.missing_media is MissingPicturePolicy.remove
         schema = SHARED_SCHEMA if self.with_beginnings else LENGTHS_SCHEMA
         return schema.append(REMOVED_FIELD) if removes else schema
 
@@ -37,7 +43,7 @@ class Method:
         return identity_of(self.template_folder)
 
     @property
-    def template_choice(self) -> MediaRulesChoice:
+    def media_rules_choice(self) -> MediaRulesChoice:
         """Return which rules the template counts media with, and how they compared with the model's full processor."""
         return choice_of(self.template_folder)
 
@@ -47,14 +53,14 @@ class Method:
         Args:
             asked: the value of `model.template`.
         """
-        return [*self.template_choice.lines(asked), *template_lines(self.template_folder)]
+        return [*self.media_rules_choice.lines(asked), *lines_about_template(self.template_folder)]
 
 
-def method_of_model(
+def build_method(
     settings: TemplateSettings, read: ReadSettings, engine: str, workshop: Workshop, with_beginnings: bool = False
 ) -> Method:
     """Return the method that measures for a model; if the cache lacks its template, another process builds it first."""
-    folder = saved_template(settings, workshop.cache())
+    folder = saved_template_folder(settings, workshop.cache())
     if folder is None:
         build = partial(prepare_template, cache_dir=workshop.cache())
         folder = workshop.executor.result(workshop.executor.start(build, settings))

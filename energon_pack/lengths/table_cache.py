@@ -121,11 +121,11 @@ class TableCache:
         if self._waiting:
             waiting, records = pa.concat_tables(self._waiting), self._records
             self._waiting, self._records = [], []
-            self.add_file(write_tables(self.folder, self.number, waiting, records))
+            self.add_file(write_cache_file(self.folder, self.number, waiting, records))
         self._last = time.monotonic()
 
     def add_file(self, path: Path) -> None:
-        """Make the rows of a file that `write_tables` wrote known to `find`."""
+        """Make the rows of a file that `write_cache_file` wrote known to `find`."""
         described = _read_records(path)
         assert described is not None
         self._register_records(path, *described)
@@ -134,7 +134,7 @@ class TableCache:
         """Make `find` miss all rows of these keys, in this run and in later runs."""
         self.flush()
         records = [RowRun(key, 0, _NUM_ROWS_IF_FORGOTTEN) for key in keys]
-        self.add_file(write_tables(self.folder, self.number, pa.table({"key": pa.array([], pa.string())}), records))
+        self.add_file(write_cache_file(self.folder, self.number, pa.table({"key": pa.array([], pa.string())}), records))
 
     def _register_records(self, path: Path, number: int, records: Sequence[Any]) -> None:
         self.number = max(self.number, number + 1)
@@ -155,7 +155,7 @@ class TableCache:
         return [item for item in kept if self._whole[item[0]]]
 
 
-def write_tables(folder: Path, number: int, table: pa.Table, records: Sequence[RowRun]) -> Path:
+def write_cache_file(folder: Path, number: int, table: pa.Table, records: Sequence[RowRun]) -> Path:
     """Write rows to a new file of the cache, named after its hash; return its path.
 
     Args:
@@ -219,7 +219,7 @@ class Chunk:
         return np.repeat(np.array(self.numbers, np.int64), self._sizes)
 
     @property
-    def rows_in_owners(self) -> Ints:
+    def row_numbers_in_owners(self) -> Ints:
         """Return for each row of the chunk the number that it has in its owner."""
         return _join_ranges(self.starts, self._sizes)
 

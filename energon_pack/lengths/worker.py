@@ -202,7 +202,7 @@ def _render(row: LengthsRow, sample: ReadSample, template: Template, settings: R
     try:
         seen = Sample(sample.timed_messages, sample.media, sample.tools, sample.options)
         rendered = template.render(seen)
-        rendered.refuse_by_policy(settings.control_tokens)
+        rendered.skip_if_left_out(settings.control_tokens)
         row.does_not_fit = contents_that_do_not_fit(sample)
     except Skip as skip:
         leave_out(row, skip)

@@ -15,11 +15,11 @@ from energon_pack.dataset.manifest import (
     is_metadataset,
     read_manifest,
 )
-from energon_pack.dataset.source_media import EnergonMedia
+from energon_pack.dataset.source_media import EnergonMediaReader
 from energon_pack.errors import PackError
 from energon_pack.samples.conversation import placed_record
 from energon_pack.samples.documents import document_of
-from energon_pack.samples.flavors import FLAVORS, UNPACKED_FLAVOR, flavor_by_name, load_pack
+from energon_pack.samples.flavors import FLAVORS, UNPACKED_FLAVOR, load_pack, packed_flavor_or_default
 from energon_pack.samples.flavors.base import Flavor, PackedFlavor
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media_parts import listed_parts, media_parts
@@ -70,7 +70,9 @@ def make_sample_loader(
             ENERGON_PACK_SOURCE, else the one at packing.
     """
     if flavor != UNPACKED_FLAVOR.name:
-        return partial(_load_pack_or_stop, flavor=flavor_by_name(flavor), read=EnergonMedia(source_root))
+        return partial(
+            _load_pack_or_stop, flavor=packed_flavor_or_default(flavor), read=EnergonMediaReader(source_root)
+        )
     settings = ReadSettings(
         messages_key,
         SampleType(sample_type),

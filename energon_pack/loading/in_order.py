@@ -34,7 +34,7 @@ from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import parse_json
 from energon_pack.run.seeded_random import Ints
 from energon_pack.steps.journal import position_to_resume
-from energon_pack.steps.position import Position, State, Stream, positions_of_states
+from energon_pack.steps.position import PackOrder, Position, State, positions_of_states
 from energon_pack.steps.topology import Topology, topology_of
 
 __all__ = ["PackStream", "PacksInOrder", "positions_of"]
@@ -84,7 +84,7 @@ class PackStream(SavableDataset[Any]):
         self._count = 0
         #: that of the last pack that was read: it is under way even if it has no pack left
         self._epoch, self._has_ended = max(0, self.position.last) // self.num, False
-        self._stream = Stream(self.num, self.position.topology, self._reorders)
+        self._stream = PackOrder(self.num, self.position.topology, self._reorders)
 
     @property
     def has_ended(self) -> bool:
@@ -94,7 +94,7 @@ class PackStream(SavableDataset[Any]):
     def restore_state(self, state: Any) -> None:
         super().restore_state(state)
         (position,) = positions_of_states([{"position": self._position}], self.position, "save_state_rank()")
-        self._stream, self._has_ended = Stream(self.num, position.topology, self._reorders), False
+        self._stream, self._has_ended = PackOrder(self.num, position.topology, self._reorders), False
 
     def __iter__(self) -> Iterator[Any]:
         self.worker_config.assert_worker()

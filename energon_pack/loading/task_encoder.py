@@ -29,7 +29,7 @@ from energon_pack.loading.in_order import FatalSampleError, PacksInOrder, keep_u
 from energon_pack.samples.flavors import UNPACKED_FLAVOR, flavor_of_sample, members_of_sample
 from energon_pack.samples.member import MemberInput
 from energon_pack.training.batch import PackedBatch
-from energon_pack.training.encoded import BadPack, Pack
+from energon_pack.training.encoded import BadPack, TrainingPack
 from energon_pack.training.member_encoder import Encoded
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         """Lay packs out in one batch, by the options of this encoder."""
         try:
             batch = self.encoder.batch(
-                [Pack(sample.__key__, sample.members, sample.media, sample.dropped) for sample in samples]
+                [TrainingPack(sample.__key__, sample.members, sample.media, sample.dropped) for sample in samples]
             )
         except BadPack as error:
             raise FatalSampleError(str(error)) from None

@@ -20,12 +20,12 @@ import torch
 from energon_pack.config import PackConfig, PackingConfig
 from energon_pack.config.compose import config_of
 from energon_pack.dataset.files import LEDGER
-from energon_pack.dataset.manifest import TotalsOfPacks
+from energon_pack.dataset.manifest import PackTotals
 from energon_pack.dataset.plan_counts import totals_of_plan
 from energon_pack.errors import PackError
 from energon_pack.online.prepare import ITEMS_FOLDER, prepare
 from energon_pack.online.user_dataset import MapStyleDataset
-from energon_pack.plan.existing_packs import plan_of_epoch
+from energon_pack.plan.existing_packs import exchange_members_for_epoch
 from energon_pack.plan.packs import PackPlan, select_packs, split_of_packs
 from energon_pack.plan.report import Report
 from energon_pack.plan.splits import SPLITS
@@ -114,7 +114,7 @@ class LazyPackedDataset(PacksByNumber):
         items = self._plans.items_of_pack(epoch, number)
         return f"{self._key_prefix}_{epoch:03d}_{number:08d}", map(self._member, items)
 
-    def _pack_totals(self, epoch: int) -> TotalsOfPacks:
+    def _pack_totals(self, epoch: int) -> PackTotals:
         return self._plans.pack_totals(epoch)
 
     def _member(self, item: int) -> MemberInput | UnreadableMember:
@@ -179,9 +179,9 @@ class EpochPlans:
         """Return the plan of an epoch; raises PackError in a pickled copy."""
         first = self._require_first(epoch)
         size = 2 if first.lengths.has_pairs else 1
-        return plan_of_epoch(first.plan, first.lengths.items, self._packing, self._seed, epoch, size)
+        return exchange_members_for_epoch(first.plan, first.lengths.items, self._packing, self._seed, epoch, size)
 
-    def pack_totals(self, epoch: int) -> TotalsOfPacks:
+    def pack_totals(self, epoch: int) -> PackTotals:
         """Return sums over the members of each pack of an epoch; raises like `plan`."""
         first = self._require_first(epoch)
         return totals_of_plan(first.lengths.items, self.plan(epoch), first.cost_model)

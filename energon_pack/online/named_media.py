@@ -1,6 +1,6 @@
 """Put names in the place of media in memory, so that an item is read as a line of JSON is, and put the media back.
 
-{"images": [PIL image]} ──with_named_media──► {"images": ["␦0"]}, [PIL image] ──with_media_back──► the item
+{"images": [PIL image]} ──name_and_hold_media──► {"images": ["␦0"]}, [PIL image] ──with_media_back──► the item
 """
 
 import base64
@@ -19,7 +19,7 @@ from energon_pack.samples.skip import Reason, Skip
 MEMORY_MARK = "\udfff"
 
 
-def with_named_media(item: Any, held: list[Any], settings: ReadSettings) -> Any:
+def name_and_hold_media(item: Any, held: list[Any], settings: ReadSettings) -> Any:
     """Return an item in which a name replaces each medium in memory; the media are appended to `held`. Raises Skip."""
     if not isinstance(item, Mapping):
         return _with_named_value(item, held)
@@ -31,7 +31,7 @@ def with_named_media(item: Any, held: list[Any], settings: ReadSettings) -> Any:
 
 
 def _with_named_value(value: Any, held: list[Any], is_medium: bool = False) -> Any:
-    """Do `with_named_media` on a value of an item; base64 is a medium only if the value `is_medium`."""
+    """Do `name_and_hold_media` on a value of an item; base64 is a medium only if the value `is_medium`."""
     if isinstance(value, Mapping):
         is_part = str(value.get("type")) in PART_TYPES
         if isinstance(value.get("bytes"), bytes) and is_part:
@@ -57,7 +57,7 @@ def _with_named_value(value: Any, held: list[Any], is_medium: bool = False) -> A
 
 
 def with_media_back(value: Any, by_name: Mapping[str, Any]) -> Any:
-    """Put media back in place of the names that `with_named_media` gave them."""
+    """Put media back in place of the names that `name_and_hold_media` gave them."""
     if isinstance(value, Mapping):
         return {key: with_media_back(item, by_name) for key, item in value.items()}
     if isinstance(value, list):
@@ -65,14 +65,14 @@ def with_media_back(value: Any, by_name: Mapping[str, Any]) -> Any:
     return by_name.get(value, value) if isinstance(value, str) else value
 
 
-def named_media(held: Sequence[Any]) -> dict[str, Any]:
-    """Return the media that `with_named_media` put into `held`, by their names."""
+def media_by_name(held: Sequence[Any]) -> dict[str, Any]:
+    """Return the media that `name_and_hold_media` put into `held`, by their names."""
     return {f"{MEMORY_MARK}{number}": medium for number, medium in enumerate(held)}
 
 
 def _first_names(held: Sequence[Any]) -> dict[str, str]:
     """Return the name of each medium in `held` that an earlier one equals, with the name of the earlier one."""
-    names = [*named_media(held)]
+    names = [*media_by_name(held)]
     first = [next(n for n, one in enumerate(held) if _are_equal(one, medium)) for medium in held]
     return {name: names[number] for name, number in zip(names, first, strict=True) if name != names[number]}
 

@@ -21,14 +21,14 @@ from torch.utils.data import DataLoader, Dataset
 
 from energon_pack.config import LabelsConfig, ModelConfig, PackConfig, PackingConfig, SourceConfig, Stage
 from energon_pack.config.output_dir import OutputPlace, cache_folder, page_of_stage
-from energon_pack.config.stage_settings import LengthSettings, StageSettings
+from energon_pack.config.stage_settings import MeasuringSettings, StageSettings
 from energon_pack.dataset.destination import refuse_unwritable_folder
 from energon_pack.dataset.energon import manifest_of
 from energon_pack.dataset.files import LEDGER
 from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.dataset.publish_limits import why_unpublished
 from energon_pack.dataset.skipped_file import write_ledger
-from energon_pack.dataset.sources import Sources
+from energon_pack.dataset.sources import SampleReader
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.lengths.changed_media import StaleRows, stale_rows
 from energon_pack.lengths.index import IndexedShard
@@ -43,7 +43,7 @@ from energon_pack.online.samples import (
     StoredRows,
     write_measured_rows,
 )
-from energon_pack.online.user_dataset import ID_PREFIX, MapStyleDataset, UserSamples, samples_in_memory
+from energon_pack.online.user_dataset import ID_PREFIX, MapStyleDataset, UserSamples, user_samples_of
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.settings import CUTTING_POLICIES
 from energon_pack.run.executors.local import LocalExecutor
@@ -60,18 +60,18 @@ from energon_pack.sources.media_map import MediaMap, mapped_name
 from energon_pack.sources.shard import TarShard
 from energon_pack.sources.storage import path_in
 from energon_pack.stages.measuring import Measured, index_source, measure_source, prepare_method
-from energon_pack.stages.places import Places, find_places
+from energon_pack.stages.places import Places, prepare_places
 from energon_pack.stages.planning import Planned, plan_source
 from energon_pack.steps.topology import Topology
 from energon_pack.templates.processor import load_saved_template
-from energon_pack.templates.settings import Expand
+from energon_pack.templates.settings import ConversationExpansion
 from energon_pack.templates.template import Template
 
 _SAMPLES_PER_JOB = 500  # samples a job
 _READING_VERSION = 3  # raised when `UserSamples.read` gives other conversations
 
 
-def measure_uncached_samples(
+def measure_user_samples(
     conversations: UserSamples, fingerprint: str, method: Method, workshop: Workshop, num_workers: int | None
 ) -> MeasuredShard:
     """Measure the samples of a user's dataset that are not in the cache, or whose media files changed.
@@ -198,7 +198,7 @@ def prepare(config: PackConfig, conversations: MapStyleDataset | None, fingerpri
     known = fingerprint or getattr(conversations, "_fingerprint", None)
     executor = LocalExecutor(config.executor.num_workers, runs_script=False)
     if conversations is None:
-        places = replace(find_places(config), mirror=None)
+        places = replace(prepare_places(config), mirror=None)
         mixture = places.source.mixture
         if late := next((entry for entry in mixture.entries if entry.phase > 1), None) if mixture else None:
             raise PackError(f"mixture: {late.name} has phase={late.phase}: phases are for packs on disk")
@@ -206,7 +206,7 @@ def prepare(config: PackConfig, conversations: MapStyleDataset | None, fingerpri
         places = places_without_files(config.source, config.model, config.output.dir, config.cache_dir)
         places = places if known else replace(places, cache_dir=_temporary_cache())
     workshop = places.workshop(executor, Progress())
-    samples_given = None if conversations is None else samples_in_memory(conversations, source)
+    samples_given = None if conversations is None else user_samples_of(conversations, source)
     with one_process_at_a_time(workshop.cache()), executor:
         of_stages = StageSettings.of(config, places.source, places.processor)
         indexed = index_source(places.source.shards, of_stages.method.keep_damaged, config.seed, workshop)
@@ -224,11 +224,11 @@ def prepare(config: PackConfig, conversations: MapStyleDataset | None, fingerpri
         raise SamplesLost(f"{why}{_first_skipped(folder / ITEMS_FOLDER / LEDGER, samples_given is not None, known)}")
     # measuring says of a shard whether its videos are decoded; source.limit may leave none of its samples
     shards = [*(item.shard for item in indexed), *(item.shard for item in measured.lengths.shards)]
-    sources = Sources({shard.name: shard for shard in shards})
+    sources = SampleReader({shard.name: shard for shard in shards})
     read: MemberReader = (
         partial(sources.read_member, settings=planned.method.read)
         if samples_given is None
-        else samples_given.measured_member
+        else samples_given.read_unchecked_member
     )
     samples = MeasuredSamples(StoredRows(folder / ITEMS_FOLDER / _ROWS_FILE, MeasuredItem), read)
     return PreparedPacks(config, planned, samples, folder, packing.topology.micro_batches)
@@ -238,7 +238,7 @@ def _refuse_with_conversations(packing: PackingConfig, labels: LabelsConfig, sou
     """Raise PackError for settings that work for samples in files alone, not for conversations in memory."""
     if packing.overlong in CUTTING_POLICIES:
         raise PackError(f"packing.overlong={packing.overlong.value}: only samples in files are cut, not conversations")
-    if labels.expand is not Expand.none:
+    if labels.expand is not ConversationExpansion.none:
         raise PackError(f"labels.expand={labels.expand.value}: only samples in files are expanded")
     if source.take is Take.both:
         raise PackError("source.take=both: lazy pairs are in files; StreamingPackedDataset takes conversations, too")
@@ -250,13 +250,13 @@ def _measure_given(
     samples: UserSamples,
     fingerprint: str,
     method: Method,
-    settings: LengthSettings,
+    settings: MeasuringSettings,
     num_workers: int | None,
     workshop: Workshop,
 ) -> Measured:
     """Measure a user's dataset, as `measure_source` measures files; arguments: see `measure_uncached_samples`."""
     with workshop.timed("lengths"):
-        shard = measure_uncached_samples(samples, fingerprint, method, workshop, num_workers)
+        shard = measure_user_samples(samples, fingerprint, method, workshop, num_workers)
         untrained = settings.labels.untrained
         lengths = Lengths([shard], settings.flavor, settings.shares, settings.seed, untrained=untrained)
     return Measured(lengths, method, samples.num_items, 0)

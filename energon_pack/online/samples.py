@@ -29,7 +29,7 @@ from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, MeasuredRow, SampleRow, rows_of
-from energon_pack.sources.sample import cut_part, read_sample
+from energon_pack.sources.sample import cut_sample, read_sample
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.wds import INDEX_SCHEMA
 from energon_pack.templates.sample import Sample
@@ -174,7 +174,7 @@ def as_sample(read: ReadSample) -> Sample:
 def sides_of(sample_id: str, read: ReadSample) -> list[tuple[str, ReadSample]]:
     """Return both sides of a pair that was read, the chosen one first, each with its id."""
     cuts = cuts_of_pair(read.messages, read.kinds)
-    return [(member_id(sample_id, cut.part), cut_part(read, cut)) for cut in cuts]
+    return [(member_id(sample_id, cut.part), cut_sample(read, cut)) for cut in cuts]
 
 
 @dataclass

@@ -23,7 +23,7 @@ from energon_pack.samples.member import MemberInput, Shared
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.steps.position import Position
 from energon_pack.templates.sample import Sample
-from energon_pack.training.encoded import EncodedMembers, Pack
+from energon_pack.training.encoded import EncodedMembers, TrainingPack
 from energon_pack.training.pack_encoder import PackEncoder
 
 _FEISTEL_ROUNDS = 6
@@ -164,7 +164,7 @@ def _packable_none(last: Skip) -> PackError:
     return PackError(f"none of the samples drawn can be packed: {last}")
 
 
-class OnlinePacks(Iterator[Pack]):
+class OnlinePacks(Iterator[TrainingPack]):
     """An iterator over the packs of one lane (a worker of a rank), which resumes between packs from its `state`.
 
     Args:
@@ -189,7 +189,7 @@ class OnlinePacks(Iterator[Pack]):
         self._has_ended = False
         self._num_skipped_in_row = 0
 
-    def __next__(self) -> Pack:
+    def __next__(self) -> TrainingPack:
         """Draw and measure samples until a pack can be made, and return it encoded."""
         while True:
             self._fill_pool()
@@ -207,7 +207,7 @@ class OnlinePacks(Iterator[Pack]):
                 return replace(pack, dropped=[*dropped, *pack.dropped])
 
     def state(self) -> dict[str, Any]:
-        """Return positions, waiting samples and counters as JSON values, for `load_state`."""
+        """Return positions, waiting samples and counters as JSON values, for `load_pool_and_counters`."""
         return {
             "positions": [asdict(position) for position in self._draws.positions],
             "has_ended": self._has_ended,
@@ -215,7 +215,7 @@ class OnlinePacks(Iterator[Pack]):
             "counted": dict(zip(_COUNTER_COLUMNS, self._counters.tolist(), strict=True)),
         }
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
+    def load_pool_and_counters(self, state: Mapping[str, Any]) -> None:
         """Resume from a `state` of this lane; the draws already have its `positions`."""
         self._has_ended = state["has_ended"]
         self._pool.load(state["pool"])
@@ -225,7 +225,7 @@ class OnlinePacks(Iterator[Pack]):
         self._counters.copy_(torch.tensor([counted.get(name, 0) for name in _COUNTER_COLUMNS], device="cpu"))
 
     def _fill_pool(self) -> None:
-        while not self._has_ended and (missing := self._pool.num_missing):
+        while not self._has_ended and (missing := self._pool.num_to_add):
             draws = [draw for draw in (self._draws.next() for _ in range(missing)) if draw is not None]
             self._measure_into_pool(draws)
             if len(draws) < missing:
@@ -279,7 +279,7 @@ class OnlinePacks(Iterator[Pack]):
             raise _packable_none(skip)
         self._last_skip = skip
 
-    def _count_pack(self, pack: Pack, num_removed: int) -> None:
+    def _count_pack(self, pack: TrainingPack, num_removed: int) -> None:
         tokens = EncodedMembers.of(pack.members).tokens.num_tokens_in_row
         more = max(0, tokens - self._measuring.packing.max_token_len)
         images = sum(member.num_images for member in pack.members)

@@ -15,7 +15,7 @@ from energon_pack.errors import PackError
 from energon_pack.lengths.index import first_samples
 from energon_pack.online.prepare import places_without_files
 from energon_pack.online.samples import IndexedSamples, Samples, SourceIndexRow, StoredRows, write_index
-from energon_pack.online.user_dataset import MapStyleDataset, samples_in_memory
+from energon_pack.online.user_dataset import MapStyleDataset, user_samples_of
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.files import make_once, one_process_at_a_time
 from energon_pack.run.progress import Progress
@@ -23,9 +23,9 @@ from energon_pack.run.workshop import Workshop
 from energon_pack.samples.settings import Take
 from energon_pack.sources.find import Source
 from energon_pack.stages.measuring import index_source, prepare_method
-from energon_pack.stages.places import find_places
+from energon_pack.stages.places import prepare_places
 from energon_pack.templates.processor import load_saved_template
-from energon_pack.templates.settings import Expand
+from energon_pack.templates.settings import ConversationExpansion
 from energon_pack.templates.template import Template
 
 #: a path, overrides of `source.*`, conversations in memory, or samples that are indexed already
@@ -66,7 +66,7 @@ def prepare_stream(settings: PackConfig | Sequence[str], sources: Sequence[Strea
         raise PackError(
             "output.splits: a stream has no splits: give it other sources, or take LazyPackedDataset(split=…)"
         )
-    if config.labels.expand is not Expand.none:
+    if config.labels.expand is not ConversationExpansion.none:
         raise PackError(
             f"labels.expand={config.labels.expand.value}: a stream takes samples as they come: pack before training, or"
             " LazyPackedDataset"
@@ -106,7 +106,7 @@ def _prepare_all(each: Sequence[tuple[PackConfig, Any]]) -> PreparedStream:
     config = each[0][0]
     executor = LocalExecutor(config.executor.num_workers, runs_script=False)
     all_places = [
-        find_places(its)
+        prepare_places(its)
         if _is_in_files(source)
         else places_without_files(its.source, its.model, its.output.dir, its.cache_dir)
         for its, source in each
@@ -115,7 +115,7 @@ def _prepare_all(each: Sequence[tuple[PackConfig, Any]]) -> PreparedStream:
     with one_process_at_a_time(workshop.cache()), executor:
         settings = StageSettings.of(config, all_places[0].source, all_places[0].processor)
         method = prepare_method(settings.method, workshop)
-        config = replace(config, model=replace(config.model, template=method.template_choice.template))
+        config = replace(config, model=replace(config.model, template=method.media_rules_choice.template))
         datasets = [
             _samples_in_files(config_of_source.source, places.source, config.seed, workshop)
             if _is_in_files(source)
@@ -137,7 +137,7 @@ def _samples_in_memory(samples: Any, settings: SourceConfig) -> Samples:
     if hasattr(samples, "sample_for_measuring"):
         indexed: Samples = samples
         return indexed
-    return samples_in_memory(samples, settings)
+    return user_samples_of(samples, settings)
 
 
 def _samples_in_files(settings: SourceConfig, source: Source, seed: int, workshop: Workshop) -> Samples:

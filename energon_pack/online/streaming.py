@@ -23,14 +23,14 @@ from energon_pack.plan.sample_measures import SampleMeasurer
 from energon_pack.steps.position import Position, numbers_taken_together, parsing_state
 from energon_pack.steps.topology import ranks_here
 from energon_pack.trainers.pack_datasets import PackDatasetBase, import_numbered_rows
-from energon_pack.training.encoded import Pack
+from energon_pack.training.encoded import TrainingPack
 from energon_pack.training.pack_encoder import PackEncoder, check_options
 from energon_pack.training.worker_start import schedule_try_at_fork
 
 __all__ = ["StreamingPackedDataset"]
 
 
-class StreamingPackedDataset(PackDatasetBase, IterableDataset[Pack]):
+class StreamingPackedDataset(PackDatasetBase, IterableDataset[TrainingPack]):
     """An iterable dataset of packs, made from samples that are drawn from several datasets.
 
     Args:
@@ -128,7 +128,7 @@ class StreamingPackedDataset(PackDatasetBase, IterableDataset[Pack]):
         if epoch != self._epoch:
             self._epoch, self._states_to_resume, self._packs = epoch, [], None
 
-    def __iter__(self) -> Iterator[Pack]:
+    def __iter__(self) -> Iterator[TrainingPack]:
         self._packs, self._states_to_resume = self._make_packs(*_worker_and_num_workers()), []
         return self._packs
 
@@ -200,7 +200,7 @@ class StreamingPackedDataset(PackDatasetBase, IterableDataset[Pack]):
         nothing = partial(self._counters.packed_nothing, num_here)
         packs = OnlinePacks(name, self._datasets, draws, self._measuring, pool, self.encoder, row, nothing)
         if lane is not None:
-            packs.load_state(lane)
+            packs.load_pool_and_counters(lane)
         return packs
 
 

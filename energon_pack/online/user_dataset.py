@@ -15,10 +15,10 @@ from typing import Any, Protocol
 from PIL import Image
 
 from energon_pack.errors import PackError
-from energon_pack.online.named_media import MEMORY_MARK, named_media, with_media_back, with_named_media
+from energon_pack.online.named_media import MEMORY_MARK, media_by_name, name_and_hold_media, with_media_back
 from energon_pack.online.samples import as_sample, sides_of
 from energon_pack.samples.conversation import ReadSample, placed_record
-from energon_pack.samples.dialects.pictures import refuse_address
+from energon_pack.samples.dialects.pictures import refuse_url
 from energon_pack.samples.hints import without_useless_hint
 from energon_pack.samples.lost_media import is_empty_listing
 from energon_pack.samples.media.image_probe import medium_of
@@ -27,7 +27,7 @@ from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.media.requested import with_requested_settings
 from energon_pack.samples.member import MemberInput
-from energon_pack.samples.missing_pictures import find_document_pictures, names_pictures_in_place
+from energon_pack.samples.missing_pictures import find_document_pictures, is_document_with_named_pictures
 from energon_pack.samples.options import options_of
 from energon_pack.samples.pairs import read_record
 from energon_pack.samples.record import Record, with_use_audio_setting
@@ -101,7 +101,7 @@ class UserSamples:
         read, media = self.read(number)
         return [side.member(name, media) for name, side in sides_of(self.sample_id(number), read)]
 
-    def measured_member(self, row: MeasuredRow, *, checksum: int) -> MemberInput:
+    def read_unchecked_member(self, row: MeasuredRow, *, checksum: int) -> MemberInput:
         """Return the sample of a measured row, with its media and length; raises Skip. `checksum` is not compared."""
         return replace(self.member(int(row.key)), token_len=row.token_len)
 
@@ -128,13 +128,13 @@ class UserSamples:
 
             def picture(name: str) -> tuple[str, bytes | Image.Image]:
                 if name not in by_name:
-                    refuse_address(mapped_name(name, self.media_map), "it names")
+                    refuse_url(mapped_name(name, self.media_map), "it names")
                 path, data = self._read_medium(by_name.get(name, name))
                 if data == b"":
                     raise Skip(Reason.MISSING_MEDIA, f"{name!r} has no bytes")
                 return path, data
 
-            if names_pictures_in_place(record):
+            if is_document_with_named_pictures(record):
                 record, opened = find_document_pictures(record, settings.missing_media, picture)
             else:
                 opened = [self._read_medium(by_name.get(name, name)) for name in record.listed_media or ()]
@@ -170,13 +170,13 @@ class UserSamples:
                 if (value is not None and (key not in MEDIA_KEYS or _may_hold_media(value)))
                 or (key in MEDIA_KEYS and is_empty_listing(value))  # with a placeholder, its medium is lost
             }
-        row, rows = with_named_media(item, held, settings), RowSettings(self.root)
+        row, rows = name_and_hold_media(item, held, settings), RowSettings(self.root)
         record = read_record(lambda reading: parse_row(row, rows, reading), settings)
         turns = [*record.messages, *record.rejected]
         texts = [{**message, "content": _content_without_media(message["content"])} for message in turns]
         if any(isinstance(leaf, str) and MEMORY_MARK in leaf for leaf in leaf_values([texts, record.tools])):
             raise Skip(Reason.BAD_MESSAGE, f"{_MEMORY_NOUN} stands where a text belongs")
-        by_name = named_media(held)
+        by_name = media_by_name(held)
         record.unknown = {key: with_media_back(value, by_name) for key, value in record.unknown.items()}
         files = {name: medium for name, medium in by_name.items() if isinstance(medium, (bytes, Image.Image))}
         record.fields = with_media_back(record.fields, files)  # an array is neither true nor false, and stays a name
@@ -208,7 +208,7 @@ class UserSamples:
         return os.path.join(self.root, mapped_name(name, self.media_map))
 
 
-def samples_in_memory(dataset: MapStyleDataset, source: SourceConfig) -> UserSamples:
+def user_samples_of(dataset: MapStyleDataset, source: SourceConfig) -> UserSamples:
     """Read a user's dataset by the settings of `source`."""
     return UserSamples(dataset, source.reading, source.media_root, source.limit, media_map_of(source.media_map))
 

@@ -51,7 +51,7 @@ def limits(packing: PackingConfig) -> list[tuple[Cap, int]]:
     return [(cap, limit) for cap, limit in values if limit is not None]
 
 
-def costs(counts: Mapping[str, Any], packing: PackingConfig) -> tuple[Ints, Ints]:
+def costs_and_limits(counts: Mapping[str, Any], packing: PackingConfig) -> tuple[Ints, Ints]:
     """Return how much each of n samples adds to each limited sum of a pack, and these limits; tokens come first.
 
     Args:

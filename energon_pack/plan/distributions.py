@@ -88,7 +88,7 @@ def count_plan(lengths: Lengths, plan: PackPlan) -> PlanCounts:
         samples += count_by_medium(media)
         is_cut = lengths.is_cut[block] & (out == 0)
         num_cut += int(np.count_nonzero(is_cut))
-        lost = lengths.lost_tokens(slice(block.start, block.start + num), out)
+        lost = lengths.num_tokens_cut_off(slice(block.start, block.start + num), out)
         num_cut_off, tokens_cut_off = num_cut_off + int(np.count_nonzero(lost)), tokens_cut_off + int(lost.sum())
         packed += count_by_medium(media[is_in[:num] | is_cut])
         left_out += np.bincount(out, minlength=len(left_out))

@@ -24,7 +24,7 @@ from energon_pack.run.scratch_arrays import blocks
 from energon_pack.run.seeded_random import Ints, random_keys
 from energon_pack.samples.skip import Reason
 from energon_pack.sources.mixture import Entry, Mixture, WeightOf
-from energon_pack.sources.sample_ratio import copy_numbers
+from energon_pack.sources.sample_ratio import earlier_occurrences
 
 _TRAIN_SPLIT = SPLITS.index("train")
 
@@ -137,8 +137,8 @@ def apply_epochs_and_mixture(
 def _trainable_samples(lengths: Lengths, packing: PackingConfig) -> tuple[npt.NDArray[np.bool_], Ints]:
     """Return which samples can be packed for training, and how many trained tokens each has: bool and int64[num]."""
     items, num = lengths.items, lengths.num_samples
-    costs, limits = caps.costs(items.counts, packing)
-    limits[0] = packing.longest_sample[1]
+    costs, limits = caps.costs_and_limits(items.counts, packing)
+    limits[0] = packing.sample_token_limit[1]
     fits = (items.lens > 0) & (costs <= limits[:, None]).all(axis=0) & (items.split == _TRAIN_SPLIT)
     tokens = np.where(fits, items.num_supervised.astype(np.int64), 0)
     may, trained = fits[:num].copy(), tokens[:num].copy()
@@ -189,7 +189,7 @@ def _repeat_samples(
         if not is_part:
             times[never[sample], 0] = 1
         taken, epoch = (np.repeat(index.ravel(), times.ravel()) for index in np.indices(times.shape))
-        copies, is_out = copy_numbers(taken), never[sample[taken]]
+        copies, is_out = earlier_occurrences(taken), never[sample[taken]]
         number = first[sample[taken]] + copies
         values = {name: column[old.item_slice][taken] for name, column in lengths.columns.items()}
         values["token_len"] = np.where(is_out, 0, values["token_len"])
@@ -203,7 +203,7 @@ def _repeat_samples(
             drawn.sample_lens[number] = np.where(is_out, 0, lengths.sample_lens[old.item_slice][taken])
         rows = taken if old.rows is None else old.rows[taken]
         copies = np.where(is_out, -1, copies)
-        drawn.add_rows(CachedRows(old.chunk, rows, drawn.num_items, len(taken), copies), values)
+        drawn.add_computed_rows(CachedRows(old.chunk, rows, drawn.num_items, len(taken), copies), values)
     drawn.whole_of_part = np.concatenate(wholes)
     refused = pa.array(first[lengths.refused["sample"].to_numpy()])
     drawn.refused = lengths.refused.set_column(0, REFUSED_SCHEMA.field("sample"), refused)

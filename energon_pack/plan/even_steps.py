@@ -1,6 +1,6 @@
 """Order packs so that every step is even over the ranks that train on it, for `packing.topology`.
 
-    packs ──sort_by_cost──► rows of packs of like cost, one of each worker
+    packs ──put_alike_costs_together──► rows of packs of like cost, one of each worker
           ──steps──► rows that train evenly much together ──deal_evenly──► each worker's sum alike
           ──order_packs──► steps in an order in which every stretch is alike
           ──reading_order──► to where Energon's loader reads them together ──► or unchanged, if that was more even
@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from energon_pack.plan.pack_order import even_out_shares, order_packs
-from energon_pack.plan.similar_packs import Floats, mend_steps, sort_by_cost
+from energon_pack.plan.pack_order import even_out_shares, mix_packs_evenly
+from energon_pack.plan.similar_packs import Floats, even_out_trained_tokens, put_alike_costs_together
 from energon_pack.run.seeded_random import Ints, random_keys
 from energon_pack.steps.evenness import largest_trained_deviation, max_over_mean
 from energon_pack.steps.topology import Topology, interleave_halves, reading_order
@@ -104,7 +104,7 @@ def _candidate_orders(
         for _ in range(_LAYOUT_TRIES):
             read = _order_by_units(shares, trains, topology, seed, within, amounts)
             if topology.micro_batches == 1:
-                read = mend_steps(shares, trained, read, topology.data_parallel, most_off)
+                read = even_out_trained_tokens(shares, trained, read, topology.data_parallel, most_off)
             yield read
             off = largest_trained_deviation(trained[read], topology.data_parallel * topology.micro_batches)
             if off <= most_off or not within:
@@ -128,7 +128,7 @@ def _order_by_units(
     of_units = [(cost * 1e6).astype(np.int64)[units].sum(axis=1) for cost in (*costs, *trains)]
     nothing = np.zeros(len(units), np.int64)
     in_units = None if amounts is None else amounts[units].sum(axis=1)
-    return np.concatenate((units[order_packs(of_units, nothing, seed, in_units)].ravel(), over_packs))
+    return np.concatenate((units[mix_packs_evenly(of_units, nothing, seed, in_units)].ravel(), over_packs))
 
 
 def _middle_packs(trains: Floats, num: int) -> slice:
@@ -143,7 +143,10 @@ def _order_left_over(costs: Floats, trains: Floats, in_order: Ints, size: int, s
     """Order the packs that make no whole unit: rows of `size` packs of like cost, shuffled, then single packs."""
     rest = len(in_order) % size
     middle = slice((len(in_order) - rest) // 2, (len(in_order) + rest) // 2)
-    rows, over = sort_by_cost(costs, np.delete(in_order, middle), size, None, trains, most_off), in_order[middle]
+    rows, over = (
+        put_alike_costs_together(costs, np.delete(in_order, middle), size, None, trains, most_off),
+        in_order[middle],
+    )
     mixed = (
         group[np.argsort(random_keys(len(group), seed, 21), kind="stable")].ravel()
         for group in (rows.reshape(-1, size), over)
@@ -170,10 +173,10 @@ def _group_into_units(
 ) -> Ints:
     """Group packs into units of whole rows, each in reading order: int64[num_units, topology.unit_size]."""
     if topology.rows_per_step == 1:
-        rows = sort_by_cost(costs, packs, topology.row_size, None, trains[0], most_off)
-        packs = sort_by_cost(costs, rows, topology.data_parallel, topology.row_size, trains[0], most_off)
+        rows = put_alike_costs_together(costs, packs, topology.row_size, None, trains[0], most_off)
+        packs = put_alike_costs_together(costs, rows, topology.data_parallel, topology.row_size, trains[0], most_off)
         return _rows_by_worker(packs, topology, seed)
-    rows = sort_by_cost(costs, packs, topology.row_size).reshape(-1, topology.row_size)
+    rows = put_alike_costs_together(costs, packs, topology.row_size).reshape(-1, topology.row_size)
     steps = _deal_rows_to_steps(trains[:, rows].sum(axis=2), topology.rows_per_step)
     return deal_evenly(costs, rows[steps]).swapaxes(0, 1).reshape(-1, topology.unit_size)
 

@@ -15,8 +15,8 @@ import numpy as np
 from energon_pack.plan import caps
 from energon_pack.plan.epoch_draws import num_draws_by_epoch
 from energon_pack.plan.items import Items
-from energon_pack.plan.packs import PackPlan, members_of
-from energon_pack.plan.plan import group_of_items, order_by_turns_and_steps, order_by_windows
+from energon_pack.plan.packs import PackPlan, sizes_and_members
+from energon_pack.plan.plan import group_of_items, mix_packs_in_windows, order_by_turns_and_steps
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.run.seeded_random import Ints, epoch_seed, random_keys
 from energon_pack.steps.cost import CostModel
@@ -63,14 +63,14 @@ def order_existing_packs(
         counts: int64[num_passes, num_packs], how often each pack comes in each pass; passes follow one another.
     """
     turn, pack = (np.repeat(index.ravel(), counts.ravel()) for index in np.indices(counts.shape))
-    sizes, members = members_of(packs, pack)
+    sizes, members = sizes_and_members(packs, pack)
     drawn = replace(items.take(members), turn=np.repeat(turn, sizes).astype(np.int32) if len(counts) > 1 else None)
     plan = order_by_turns_and_steps(packs_of_sizes(sizes), drawn, packing, seed, cost)
     order: Ints = np.repeat(pack, sizes)[plan.items[plan.starts[:-1]]]
     return order
 
 
-def plan_of_epoch(
+def exchange_members_for_epoch(
     plan: PackPlan, items: Items, packing: PackingConfig, seed: int, epoch: int, size: int = 1
 ) -> PackPlan:
     """Return the plan of a later epoch: as many packs, each as full as before, with other members, in another order.
@@ -87,7 +87,7 @@ def plan_of_epoch(
     seed = epoch_seed(seed, epoch)
     used = plan.items.reshape(-1, size)
     used = used[np.argsort(used[:, 0])]
-    costs, _ = caps.costs(items.counts, packing)
+    costs, _ = caps.costs_and_limits(items.counts, packing)
     has_image, is_trained = items.counts["num_images"][used] > 0, items.num_supervised[used] > 0
     alike = [*costs[:, used].sum(axis=2), group_of_items(items, packing)[used[:, 0]]]
     alike += [has_image.any(axis=1), is_trained.any(axis=1)]
@@ -95,4 +95,4 @@ def plan_of_epoch(
     in_place = np.lexsort((np.arange(len(used)), *alike))
     other = np.empty((len(items), size), np.int64)
     other[used[in_place, 0]] = used[by_chance]
-    return order_by_windows(replace(plan, items=other[plan.items[::size]].ravel()), items, packing, seed)
+    return mix_packs_in_windows(replace(plan, items=other[plan.items[::size]].ravel()), items, packing, seed)

@@ -21,21 +21,21 @@ from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.cut import EXPANDED_CUT_TYPE, Cut, parts_by_answer, parts_by_pair
 from energon_pack.samples.documents import is_document
 from energon_pack.samples.flavors.fit import contents_that_do_not_fit
-from energon_pack.samples.frame_lists import has_frame_lists
+from energon_pack.samples.frame_lists import settings_mark_frame_lists
 from energon_pack.samples.skip import Skip
-from energon_pack.templates.settings import Empty, Expand, LabelsConfig, TrainOn
+from energon_pack.templates.settings import ConversationExpansion, EmptyAnswerRule, LabelsConfig, TrainOn
 
 #: Raise this number when the same conversation becomes other samples.
 _VERSION = 2
 
 
-def expand(lengths: Lengths, labels: LabelsConfig, method: Method, workshop: Workshop) -> Lengths:
+def expand_conversations(lengths: Lengths, labels: LabelsConfig, method: Method, workshop: Workshop) -> Lengths:
     """Replace each conversation by the samples that `labels.expand` makes of it, and return the new lengths.
 
     Raises:
         SourceChanged: a file is not what was measured.
     """
-    if labels.expand is Expand.none:
+    if labels.expand is ConversationExpansion.none:
         return lengths
     may_have_parts = lengths.scratch.zeros(lengths.num_samples, np.bool_)
     for block in blocks(lengths.num_samples):
@@ -67,7 +67,7 @@ class ExpansionCounts(NamedTuple):
 
 def count_expansion(lengths: Lengths, labels: LabelsConfig) -> ExpansionCounts | None:
     """Count conversations, samples and tokens, from lengths that `expand` returned; None: `labels.expand=none`."""
-    if labels.expand is Expand.none:
+    if labels.expand is ConversationExpansion.none:
         return None
     num, whole, tokens = lengths.num_samples, 0, 0
     for block in blocks(len(lengths.items)):
@@ -81,24 +81,24 @@ def count_expansion(lengths: Lengths, labels: LabelsConfig) -> ExpansionCounts |
 
 def _samples_of(whole: WholeSample, labels: LabelsConfig) -> list[LengthsRow]:
     """Return the samples made of a conversation; one row with the reason where it can't be expanded."""
-    cuts = cuts_of(whole.sample, labels)
+    cuts = expansion_cuts(whole.sample, labels)
     return _measure_cuts(whole, cuts, labels.expand) if cuts else []
 
 
-def cuts_of(sample: ReadSample, labels: LabelsConfig) -> list[Cut]:
+def expansion_cuts(sample: ReadSample, labels: LabelsConfig) -> list[Cut]:
     """List the pieces of a conversation that become samples of their own by `labels.expand`; empty: it stays whole."""
-    if labels.expand is Expand.none or is_document(sample.messages):
+    if labels.expand is ConversationExpansion.none or is_document(sample.messages):
         return []
-    if labels.expand is Expand.pairs:
+    if labels.expand is ConversationExpansion.pairs:
         return parts_by_pair(sample.messages, sample.kinds)
-    window = None if has_frame_lists(sample.fields.get("media_settings")) else labels.window_images
+    window = None if settings_mark_frame_lists(sample.fields.get("media_settings")) else labels.window_images
     only_last, messages = labels.train_on is TrainOn.last, sample.messages
-    if sample.options.labels.get("empty", labels.empty) == Empty.drop:
+    if sample.options.labels.get("empty", labels.empty) == EmptyAnswerRule.drop:
         messages = [*with_empty_answers_untrained(messages)]
     return parts_by_answer(messages, sample.kinds, only_last, window, labels.window_text)
 
 
-def _measure_cuts(whole: WholeSample, cuts: list[Cut], how: Expand) -> list[LengthsRow]:
+def _measure_cuts(whole: WholeSample, cuts: list[Cut], how: ConversationExpansion) -> list[LengthsRow]:
     parts = []
     for cut in cuts:
         try:

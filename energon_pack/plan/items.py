@@ -19,7 +19,7 @@ from energon_pack.lengths.measure import MeasuredShard
 from energon_pack.lengths.table_cache import Chunk, chunks_of_pieces
 from energon_pack.plan import caps, note_counts
 from energon_pack.plan.note_counts import SampleNotes
-from energon_pack.plan.splits import split_numbers
+from energon_pack.plan.splits import split_of_samples
 from energon_pack.run.scratch_arrays import Scratch
 from energon_pack.run.seeded_random import Ints
 from energon_pack.samples.cut import CUT_TYPE, convert_cut_column
@@ -188,7 +188,7 @@ class Lengths:
         #: samples that are left out because their parts can't be packed: number, reason and detail
         self.refused = REFUSED_SCHEMA.empty_table()
 
-    def lost_tokens(self, samples: slice, left_out: AnyInts) -> AnyInts:
+    def num_tokens_cut_off(self, samples: slice, left_out: AnyInts) -> AnyInts:
         """Return how many tokens of each sample are in none of its parts, if it is cut and packed; else 0.
 
         `left_out`: as in `PackPlan`, of these samples.
@@ -264,7 +264,7 @@ class Lengths:
         return most
 
     def without_rows(self) -> "Lengths":
-        """Return a copy without rows. Fill it by `add_rows` and `add_cached_rows`, then call `build_items`."""
+        """Return a copy without rows. Fill it by `add_computed_rows` and `add_cached_rows`, then call `build_items`."""
         lengths = copy.copy(self)
         lengths._begin()
         return lengths
@@ -274,7 +274,7 @@ class Lengths:
         self.num_items = 0
         self._growing = {name: self.scratch.column(_COLUMN_TYPES.get(name, np.int32)) for name in _ITEM_COLUMNS}
 
-    def add_rows(self, rows: CachedRows, values: Mapping[str, AnyInts]) -> None:
+    def add_computed_rows(self, rows: CachedRows, values: Mapping[str, AnyInts]) -> None:
         """Add rows whose item columns are computed already: `values` has an array for each of them."""
         self.rows.append(rows)
         self.num_items += rows.num
@@ -293,7 +293,7 @@ class Lengths:
         values = {name: table[name].to_numpy() for name in (*caps.COLUMNS, *_NUMBER_COLUMNS)}
         values |= {"token_len": np.where(is_in, values["token_len"], 0), "media": media.to_numpy(), "shard": numbers}
         values |= {"dataset": self._datasets[numbers], "split": self._splits(numbers, table)}
-        self.add_rows(new, {**values, "turn": np.zeros(new.num, np.int32)})
+        self.add_computed_rows(new, {**values, "turn": np.zeros(new.num, np.int32)})
         if is_sample:
             self.reasons.update(reasons.drop_null().to_pylist())
             places = new.start + np.flatnonzero(is_in)
@@ -306,7 +306,7 @@ class Lengths:
         if self._by_medium:
             media = table["first_medium"].to_pylist()
             names = [name if medium is None else f"{medium:016x}" for name, medium in zip(names, media, strict=True)]
-        return split_numbers(names, self._shares, self.seed)
+        return split_of_samples(names, self._shares, self.seed)
 
     def build_items(self) -> None:
         """Build `items` from all rows that were added."""

@@ -212,7 +212,7 @@ def _text_parts(whole: WholeSample, packing: PackingConfig) -> Iterator[LengthsR
     Yields nothing if a pack holds fewer than two tokens of text.
     """
     text, rendered = whole.sample.messages[0]["content"], whole.template.render(whole.as_sample)
-    most = most_tokens(packing)
+    most = max_text_tokens(packing)
     if most < 2 or not isinstance(text, str):
         return
     [tokens] = whole.template.tokenize([rendered])
@@ -225,7 +225,7 @@ def _text_parts(whole: WholeSample, packing: PackingConfig) -> Iterator[LengthsR
         yield _text_part(whole, text, span, before + start, tokens.ids[start:end])
 
 
-def most_tokens(packing: PackingConfig) -> int:
+def max_text_tokens(packing: PackingConfig) -> int:
     """Return how many tokens a member without media may have in a pack, by all limits."""
     none = dict.fromkeys(caps.COLUMNS, 0)
     numbers = range(1, packing.max_token_len + 1)

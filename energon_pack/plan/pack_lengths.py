@@ -9,7 +9,7 @@ from typing import Any
 
 from energon_pack.plan.distributions import Tally
 from energon_pack.plan.items import Items, Lengths
-from energon_pack.plan.pairs import items_to_pack
+from energon_pack.plan.pairs import items_or_pairs
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import Overlong, PackingConfig
 from energon_pack.run.scratch_arrays import Scratch, blocks
@@ -17,7 +17,7 @@ from energon_pack.steps.topology import Topology
 
 
 @dataclass(frozen=True)
-class Choice:
+class TriedLength:
     """What one candidate pack length would drop, and how many packs it needs."""
 
     max_token_len: int
@@ -28,13 +28,13 @@ class Choice:
     fill: float
     is_beyond_model: bool = False  # the model has no positions for samples of that length
 
-    def scaled(self, by: float) -> "Choice":
+    def scaled(self, by: float) -> "TriedLength":
         """Return the same result for `by` times as many samples."""
         return replace(self, dropped=round(self.dropped * by), packs=round(self.packs * by))
 
 
 @dataclass(frozen=True)
-class Choices:
+class LengthFigures:
     """The figures of `stage=lengths`: lengths of the samples, and in `lens` the result of each pack length."""
 
     samples_in: int
@@ -42,23 +42,23 @@ class Choices:
     tokens: int
     skipped_by_reason: dict[str, int]
     token_len: dict[str, int]  # of a sample: min, p50, p90, p99, max
-    lens: list[Choice]
+    lens: list[TriedLength]
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures as a dict."""
         return asdict(self)
 
 
-def try_lengths(
+def try_pack_lengths(
     lengths: Lengths, packing: PackingConfig, tried: Sequence[int], max_positions: int | None = None
-) -> Choices:
+) -> LengthFigures:
     """Plan all samples with each pack length that is to be tried; return the results, and the spread of sample lengths.
 
     `max_positions`: the context length of the model, in tokens; None: not known.
     """
-    items = items_to_pack(lengths)
+    items = items_or_pairs(lengths)
     lens = _measured_lens(items)
-    return Choices(
+    return LengthFigures(
         samples_in=lengths.num_samples,
         samples_measured=len(lens),
         tokens=lens.total,
@@ -75,7 +75,7 @@ def plan_each_length(
     seed: int,
     scratch: Scratch | None = None,
     max_positions: int | None = None,
-) -> list[Choice]:
+) -> list[TriedLength]:
     """Plan items once with each pack length of `lens`, and return what each would drop and fill.
 
     Args:
@@ -90,7 +90,7 @@ def plan_each_length(
         plan = plan_packs(items, replace(packing, max_token_len=max_token_len), seed, scratch=scratch or Scratch())
         num_packed, packed = len(plan.items), int(plan.per_pack(items.lens).sum())
         choices.append(
-            Choice(
+            TriedLength(
                 max_token_len=max_token_len,
                 dropped=len(measured) - num_packed,
                 dropped_share=round(1 - num_packed / max(1, len(measured)), 6),

@@ -38,7 +38,7 @@ def similarity_codes(features: Sequence[Ints], num_bits: int = 16) -> npt.NDArra
     return code
 
 
-def order_packs(
+def mix_packs_evenly(
     features: Sequence[Ints], group: Ints, seed: int = 0, amounts: npt.NDArray[np.float64] | None = None
 ) -> npt.NDArray[np.int64]:
     """Order packs, at random by the seed, so that every stretch of them looks like the whole.

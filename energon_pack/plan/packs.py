@@ -107,11 +107,11 @@ def select_packs(plan: PackPlan, packs: Sequence[Ints], scratch: Scratch = _IN_M
     builder = PackBuilder(scratch)
     for order in packs:
         for block in blocks(len(order), plan.mean_members):
-            builder.add(*members_of(plan, order[block]))
+            builder.add(*sizes_and_members(plan, order[block]))
     return builder.build_plan(plan.left_out, plan.lower_bound)
 
 
-def members_of(plan: PackPlan, order: Ints) -> tuple[Ints, Ints]:
+def sizes_and_members(plan: PackPlan, order: Ints) -> tuple[Ints, Ints]:
     """Return the sizes of some packs, and the items of all of them, pack after pack."""
     starts = plan.starts[order]
     size = plan.starts[order + 1] - starts
@@ -174,7 +174,7 @@ def trained_by_entry(items: Items, plan: PackPlan) -> npt.NDArray[np.float64] | 
     return trained
 
 
-def costs_of_packs(items: Items, plan: PackPlan, cost: CostModel) -> npt.NDArray[np.float64]:
+def flops_of_packs(items: Items, plan: PackPlan, cost: CostModel) -> npt.NDArray[np.float64]:
     """Return the FLOPs of each pack, float64[2, num_packs]: of the language model, and of the vision encoder."""
     visual = items.counts["num_visual_tokens"], items.counts["num_images"]
     costs = np.empty((2, plan.num_packs), np.float64)

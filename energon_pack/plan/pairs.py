@@ -59,7 +59,7 @@ def _sides(whole: WholeSample, control_tokens: ControlTokens) -> list[LengthsRow
     for cut in cuts_of_pair(whole.sample.messages, whole.sample.kinds):
         try:
             part, rendered = whole.rendered(cut)
-            rendered.refuse_by_policy(control_tokens)
+            rendered.skip_if_left_out(control_tokens)
             [counts] = whole.template.count([rendered], whole.engine)
             if not counts[1]:
                 raise Skip(Reason.NOTHING_TRAINED, "none of its tokens is trained")
@@ -96,13 +96,13 @@ def pair_trees(lengths: Lengths, packing: PackingConfig) -> Trees:
 def fitting_pairs(lengths: Lengths, packing: PackingConfig) -> npt.NDArray[np.bool_]:
     """Return whether each sample is a pair that fits a pack, or a pack of its own: bool[num_samples]."""
     trees = pair_trees(lengths, packing)
-    costs, limits = caps.costs(trees.as_items(with_own_counts(lengths.items, trees.shared)).counts, packing)
-    limits[0] = packing.longest_sample[1]
+    costs, limits = caps.costs_and_limits(trees.as_items(with_own_counts(lengths.items, trees.shared)).counts, packing)
+    limits[0] = packing.sample_token_limit[1]
     fits, pairs = np.zeros(lengths.num_samples, np.bool_), np.unique(lengths.whole_of_part)
     fits[pairs] = (costs[:, : len(pairs)] <= limits[:, None]).all(axis=0)
     return fits
 
 
-def items_to_pack(lengths: Lengths) -> Items:
+def items_or_pairs(lengths: Lengths) -> Items:
     """Return what is packed as one: the items of `lengths`, or an item for each pair, with the sums of its sides."""
     return pair_trees(lengths, PackingConfig()).as_items(lengths.items) if lengths.has_pairs else lengths.items

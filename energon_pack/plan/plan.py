@@ -12,18 +12,18 @@ from energon_pack.plan import caps
 from energon_pack.plan.bins import lower_bound, pack_bins
 from energon_pack.plan.even_steps import order_for_steps
 from energon_pack.plan.items import AnyInts, Items, Lengths
-from energon_pack.plan.pack_order import order_packs
+from energon_pack.plan.pack_order import mix_packs_evenly
 from energon_pack.plan.packs import (
     LEFT_OUT,
     PackBuilder,
     PackPlan,
-    costs_of_packs,
     features_of_packs,
+    flops_of_packs,
     items_by_window,
     media_of_packs,
-    members_of,
     select_packs,
     shuffled_windows,
+    sizes_and_members,
     split_counts,
     split_of_packs,
     trained_by_entry,
@@ -38,7 +38,7 @@ from energon_pack.run.scratch_arrays import Scratch, blocks
 from energon_pack.run.seeded_random import Ints, epoch_seed
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.skip import Reason
-from energon_pack.steps.cost import CostModel, cost_model
+from energon_pack.steps.cost import CostModel, cost_model_or_default
 from energon_pack.steps.topology import reading_order
 
 _IN_MEMORY = Scratch()
@@ -71,7 +71,7 @@ def plan_packs(
         plan = trees.expand_plan(_plan_all_windows(trees.as_items(items), packing, seed, scratch))
     else:
         plan = _plan_all_windows(items, packing, seed, scratch)
-    return _order_for_steps(plan, items, packing, seed, cost or cost_model(None), scratch)
+    return _order_for_steps(plan, items, packing, seed, cost or cost_model_or_default(None), scratch)
 
 
 def _plan_all_windows(items: Items, packing: PackingConfig, seed: int, scratch: Scratch) -> PackPlan:
@@ -83,7 +83,7 @@ def _plan_all_windows(items: Items, packing: PackingConfig, seed: int, scratch: 
         for numbers in items_by_window(of_items, packing, epoch_seed(seed, turn)):
             window_items = of_items.take(numbers)
             plan = _pack_window(window_items, packing, epoch_seed(seed, turn))
-            plan = order_by_windows(plan, window_items, packing, epoch_seed(seed, turn), scratch)
+            plan = mix_packs_in_windows(plan, window_items, packing, epoch_seed(seed, turn), scratch)
             split = split_of_packs(window_items, plan)
             for number in np.unique(split).tolist():
                 of_split = select_packs(plan, [np.flatnonzero(split == number)], scratch)
@@ -105,7 +105,7 @@ def order_by_turns_and_steps(
     turn, packs = turn_of_packs(items, plan), PackBuilder(_IN_MEMORY)
     for number in np.unique(turn).tolist():
         of_turn = select_packs(plan, [np.flatnonzero(turn == number)])
-        ordered = order_by_windows(of_turn, items, packing, epoch_seed(seed, number))
+        ordered = mix_packs_in_windows(of_turn, items, packing, epoch_seed(seed, number))
         packs.add(np.diff(ordered.starts), ordered.items)
     return _order_for_steps(packs.build_plan(plan.left_out, plan.lower_bound), items, packing, seed, cost, _IN_MEMORY)
 
@@ -122,13 +122,13 @@ def _items_by_epoch(items: Items) -> Iterator[tuple[int, Ints | slice]]:
 
 def _pack_window(items: Items, packing: PackingConfig, seed: int) -> PackPlan:
     """Pack a window: first packs with a single overlong item, then group by group."""
-    costs, limits = caps.costs(items.counts, packing)
+    costs, limits = caps.costs_and_limits(items.counts, packing)
     left_out = np.zeros(len(items), np.int8)
     is_there = items.lens > 0
     over_cap = is_there & (costs[1:] > limits[1:, None]).any(axis=0)
     left_out[over_cap] = LEFT_OUT.index(Reason.OVER_CAP)
     overlong = is_there & (costs[0] > limits[0])
-    alone = np.flatnonzero(overlong & (costs[0] <= packing.longest_sample[1]) & (left_out == 0))
+    alone = np.flatnonzero(overlong & (costs[0] <= packing.sample_token_limit[1]) & (left_out == 0))
     overlong[alone] = False
     left_out[overlong] = LEFT_OUT.index(Reason.OVERLONG)
     if items.conversation is not None:
@@ -180,7 +180,7 @@ def _leave_out_conversations(left_out: npt.NDArray[np.int8], whole: AnyInts) -> 
     return np.where(is_out, code[number], 0).astype(np.int8)
 
 
-def order_by_windows(
+def mix_packs_in_windows(
     plan: PackPlan, items: Items, packing: PackingConfig, seed: int, scratch: Scratch = _IN_MEMORY
 ) -> PackPlan:
     """Put the packs of a plan into a seeded random order in which every stretch is like the whole.
@@ -204,9 +204,9 @@ def order_by_windows(
             if packing.group_by is GroupBy.dataset:
                 kind = group_of_items(items.take(window_plan.items[window_plan.starts[:-1]]), packing)
             features = list(features_of_packs(items, window_plan).values())
-            in_row = order_packs(features, kind, epoch_seed(seed, number), trained_by_entry(items, window_plan))
+            in_row = mix_packs_evenly(features, kind, epoch_seed(seed, number), trained_by_entry(items, window_plan))
             for block in blocks(len(in_row), window_plan.mean_members):
-                packs.add(*members_of(window_plan, in_row[block]))
+                packs.add(*sizes_and_members(window_plan, in_row[block]))
     return packs.build_plan(plan.left_out, plan.lower_bound)
 
 
@@ -216,7 +216,7 @@ def _order_for_steps(
     """Order the packs of each split so that steps are even, if `packing.topology` has steps."""
     if not packing.topology.has_steps or not plan.num_packs:
         return plan
-    flops, trained = costs_of_packs(items, plan, cost), plan.per_pack(items.num_supervised)
+    flops, trained = flops_of_packs(items, plan, cost), plan.per_pack(items.num_supervised)
     split, amounts, topology = split_of_packs(items, plan), trained_by_entry(items, plan), packing.topology
     turn = turn_of_packs(items, plan)
     order = []
@@ -267,7 +267,7 @@ def check_splits(lengths: Lengths, plan: PackPlan, shares: Sequence[float]) -> N
             )
 
 
-def check_no_mixed_media(lengths: Lengths, plan: PackPlan) -> None:
+def check_media_fit_sample_type(lengths: Lengths, plan: PackPlan) -> None:
     """Raise PackError if packs hold images and videos, and the class of `output.sample_type` takes only one of them."""
     if not lengths.flavor.gives or not plan.num_packs:
         return
@@ -279,7 +279,7 @@ def check_no_mixed_media(lengths: Lengths, plan: PackPlan) -> None:
         )
 
 
-def num_packs_without_window(items: Items, packing: PackingConfig, seed: int) -> int | None:
+def count_packs_if_no_window(items: Items, packing: PackingConfig, seed: int) -> int | None:
     """Return how many packs a plan without `packing.window` has; None: no window is set, or the plan is too large."""
     if packing.window is None or len(items) > _MAX_ITEMS_REPLANNED or items.shared is not None:
         return None

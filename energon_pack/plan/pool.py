@@ -1,6 +1,6 @@
 """Choose which waiting samples share the next pack: best fit over a bounded buffer. Pure.
 
-add(sample) … until num_missing is 0 ──take──► one pack … end() ──take──► the rest, planned as offline
+add(sample) … until num_to_add is 0 ──take──► one pack … end() ──take──► the rest, planned as offline
 
 A pack begins with the longest sample of a group, and is filled as full as the samples of that group allow, older ones
 before newer. The group is the one with most samples to pack, so that rare media wait until they fill a pack. But if the
@@ -26,7 +26,7 @@ from energon_pack.plan.settings import PackingConfig
 Costs = Sequence[int]
 
 
-def fullest_pack(costs: Sequence[Costs], limits: Costs) -> list[int]:
+def fill_pack_from_first(costs: Sequence[Costs], limits: Costs) -> list[int]:
     """Choose the samples that fill a pack best together with the first one; return their indices, ascending, with 0.
 
     If tokens are the only limit, no choice is fuller; of equal choices, the one with earlier samples is taken. If the
@@ -106,7 +106,7 @@ class WaitingSample:
     since: int = 0
 
 
-def costs_of(counts: Mapping[str, Any], packing: PackingConfig) -> tuple[int, ...]:
+def costs_of_sample(counts: Mapping[str, Any], packing: PackingConfig) -> tuple[int, ...]:
     """Return how much a sample adds to each limited sum of a pack, tokens first; only limits that are set.
 
     `counts`: as for `caps.exceeded_limits`.
@@ -131,7 +131,7 @@ class Pool:
     def __init__(self, packing: PackingConfig, buffer_size: int, seed: int = 0):
         check_buffer_size("buffer_size", buffer_size)
         self._limits = tuple(limit for _, limit in caps.limits(packing))
-        self._alone = (packing.longest_sample[1], *self._limits[1:])
+        self._alone = (packing.sample_token_limit[1], *self._limits[1:])
         self._algorithm, self._buffer_size, self._seed = packing.algorithm, buffer_size, seed
         #: by group, each in the order they came
         self._groups: dict[Hashable, list[WaitingSample]] = {}
@@ -149,7 +149,7 @@ class Pool:
         return len(self._planned)
 
     @property
-    def num_missing(self) -> int:
+    def num_to_add(self) -> int:
         """Number of samples to add before `take` can choose well: 0 if enough are waiting."""
         if self._planned:
             return 0
@@ -232,7 +232,7 @@ class Pool:
             first = lens.index(max(lens))
         waiting = self._groups[group]
         order = [first, *(i for i in range(len(waiting)) if i != first)]
-        chosen = sorted(order[i] for i in fullest_pack([waiting[i].costs for i in order], self._limits))
+        chosen = sorted(order[i] for i in fill_pack_from_first([waiting[i].costs for i in order], self._limits))
         pack = [waiting[i] for i in chosen]
         taken = set(chosen)
         rest = [sample for i, sample in enumerate(waiting) if i not in taken]

@@ -15,15 +15,15 @@ from energon_pack.plan.items import AnyInts, Items, Lengths
 from energon_pack.plan.packs import (
     LEFT_OUT,
     PackPlan,
-    costs_of_packs,
     features_of_packs,
+    flops_of_packs,
     media_of_packs,
     split_counts,
     split_of_packs,
     turn_counts,
 )
-from energon_pack.plan.pairs import items_to_pack
-from energon_pack.plan.plan import num_packs_without_window
+from energon_pack.plan.pairs import items_or_pairs
+from energon_pack.plan.plan import count_packs_if_no_window
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.plan.splits import SPLITS
 from energon_pack.plan.trees import sharing_figures
@@ -90,7 +90,7 @@ class Report:
     skipped_by_reason: dict[str, int]
     packs: int
     packs_lower_bound: int  # no plan has fewer
-    packs_without_window: int | None  # see `num_packs_without_window`; if None, not in the file
+    packs_without_window: int | None  # see `count_packs_if_no_window`; if None, not in the file
     fill: float
     max_token_len: int
     tokens: int  # in packs
@@ -175,7 +175,7 @@ def summarize(
         skipped_by_reason=dict(sorted(reasons.items())),
         packs=plan.num_packs,
         packs_lower_bound=plan.lower_bound,
-        packs_without_window=num_packs_without_window(items_to_pack(lengths), packing, lengths.seed),
+        packs_without_window=count_packs_if_no_window(items_or_pairs(lengths), packing, lengths.seed),
         fill=_fill(tokens, room.sum()),
         max_token_len=capacity,
         tokens=tokens,
@@ -240,7 +240,7 @@ def _by_media(counted: PlanCounts, media: AnyInts, lens: Ints, room: Ints) -> di
 
 def _flops(items: Items, plan: PackPlan, cost: CostModel) -> dict[str, Any]:
     """Return the FLOPs of one forward pass over all packs, by weights, attention and vision, and the model's source."""
-    lm, vision = costs_of_packs(items, plan, cost).sum(axis=1).tolist()
+    lm, vision = flops_of_packs(items, plan, cost).sum(axis=1).tolist()
     weights = cost.lm_token * float(plan.per_pack(items.lens).sum())
     return {"weights": weights, "attention": max(0.0, lm - weights), "vision": vision, "source": cost.source}
 
@@ -272,7 +272,7 @@ def figures_of_steps(items: Items, plan: PackPlan, topology: Topology, cost: Cos
         return None
     split = split_of_packs(items, plan)
     is_first = split == split[0]
-    costs, trained = costs_of_packs(items, plan, cost)[:, is_first], plan.per_pack(items.num_supervised)[is_first]
+    costs, trained = flops_of_packs(items, plan, cost)[:, is_first], plan.per_pack(items.num_supervised)[is_first]
     order, chance = reading_order(len(trained), topology), random_keys(len(trained), 0)
     orders = {"in_order": order, "by_chance": np.argsort(chance, kind="stable")}
     if plan.places is not None:

@@ -9,7 +9,7 @@ from typing import Any
 from energon_pack.errors import PackError, one_line
 from energon_pack.lengths.media_hashes import can_share_beginning
 from energon_pack.plan import caps
-from energon_pack.plan.pool import Pool, costs_of
+from energon_pack.plan.pool import Pool, costs_of_sample
 from energon_pack.plan.settings import CUTTING_POLICIES, GroupBy, Overlong, PackingConfig, Share
 from energon_pack.plan.trees import COUNTS
 from energon_pack.run.plain_data import dataclass_from_plain
@@ -138,7 +138,7 @@ class SampleMeasurer:
         try:
             for sample in sides:
                 rendered.append(self._template.render(sample))
-                rendered[-1].refuse_by_policy(self._control_tokens)
+                rendered[-1].skip_if_left_out(self._control_tokens)
         except Skip as skip:
             return skip
         return rendered
@@ -162,9 +162,9 @@ class SampleMeasurer:
             squares = sum(one["token_len"] ** 2 for one in each) - shared.get("token_len", 0) ** 2
             counts |= {"max_members": len(sides), "max_attention_cost": squares}
             pair = *(one["token_len"] for one in each), *(shared.get(name, 0) for name in COUNTS[:3])
-        costs, frames = costs_of(counts, self.packing), rendered[0].clip_frames
+        costs, frames = costs_of_sample(counts, self.packing), rendered[0].clip_frames
         measured = SampleMeasures(counts["token_len"], costs, media_type(kinds), frames, pair)
-        name, longest = self.packing.longest_sample
+        name, longest = self.packing.sample_token_limit
         if measured.costs[0] > longest:
             return Skip(Reason.OVERLONG, caps.excess_text(name, measured.costs[0], longest))
         has_own_pack = measured.costs[0] > self.packing.max_token_len  # which breaks the first limit, and may

@@ -34,9 +34,9 @@ from energon_pack.samples.sample import media_type
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.reader import Reader, SourceChanged
 from energon_pack.sources.rows import rows_of
-from energon_pack.sources.sample import cut_part, read_again
+from energon_pack.sources.sample import cut_sample, read_measured_sample
 from energon_pack.sources.shard import Shard
-from energon_pack.sources.storage import with_bytes_read
+from energon_pack.sources.storage import call_counting_bytes
 from energon_pack.sources.tar import num_tar_bytes
 from energon_pack.templates.processor import load_saved_template
 from energon_pack.templates.sample import Rendered, Sample
@@ -99,7 +99,7 @@ def make_parts(
 
     with workshop.progress.stage(recipe.stage, num_left.total(), "samples") as advance:
         try:
-            for (table, sizes), num_bytes in workshop.executor.map(partial(with_bytes_read, make), jobs()):
+            for (table, sizes), num_bytes in workshop.executor.map(partial(call_counting_bytes, make), jobs()):
                 records = []
                 for number, size in zip(at_work[0].tolist(), sizes, strict=True):
                     records.append(RowRun(keys[number], num_parts[number], size))
@@ -197,7 +197,7 @@ def with_parts(lengths: Lengths, parts: Iterable[tuple[Chunk, Ints, Ints]]) -> L
         if old.start < lengths.num_samples:
             is_gone = cut.is_cut[old.item_slice] | is_out[old.item_slice]
             values["token_len"] = np.where(is_gone, 0, values["token_len"])
-        cut.add_rows(old, values)
+        cut.add_computed_rows(old, values)
     for chunk, rows, _ in added:
         cut.add_cached_rows(chunk, rows)
     cut.whole_of_part = np.concatenate([lengths.whole_of_part, *(whole for *_, whole in added)])
@@ -234,7 +234,7 @@ def _parts_of_job(
         hashes = MediaHashes(reader) if job.method.with_beginnings else None
         for shard, row in zip(job.shards, rows_of(job.rows, LengthsRow), strict=True):
             try:
-                sample = read_again(reader, shard, row, job.method.read)
+                sample = read_measured_sample(reader, shard, row, job.method.read)
                 parts.append(make(WholeSample(reader, shard, row, sample, template, job.method.engine, hashes)))
             except Skip:  # unlikely: it could be read when it was measured
                 raise SourceChanged(shard.path) from None
@@ -255,7 +255,7 @@ class WholeSample(NamedTuple):
 
     def rendered(self, cut: Cut) -> tuple[ReadSample, Rendered]:
         """Return the part that a cut describes, and its rendered text; raise Skip if the chat template refuses it."""
-        part = cut_part(self.sample, cut)
+        part = cut_sample(self.sample, cut)
         return part, self.template.render(Sample(part.timed_messages, part.media, part.tools, part.options))
 
     def row_of_part(

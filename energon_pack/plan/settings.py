@@ -115,7 +115,7 @@ class PackingConfig:
     topology: Topology = field(default_factory=Topology)
 
     @property
-    def longest_sample(self) -> tuple[str, int]:
+    def sample_token_limit(self) -> tuple[str, int]:
         """Return the name of the setting that limits a sample's tokens, padding included, and its value."""
         if self.overlong is Overlong.own_pack and self.hard_limit is not None:
             return "hard_limit", self.hard_limit

@@ -19,7 +19,7 @@ from energon_pack.run.seeded_random import Ints
 Floats = npt.NDArray[np.float64]
 
 
-def sort_by_cost(
+def put_alike_costs_together(
     costs: Floats,
     packs: Ints,
     size: int,
@@ -118,7 +118,7 @@ _MENDED_ONE_OF = 8
 _MAX_TRIED_PACKS = 8  # packs of a step that are tried: those that contribute most to its distance
 
 
-def mend_steps(costs: Floats, trained: Ints, read: Ints, size: int, most_off: float) -> Ints:
+def even_out_trained_tokens(costs: Floats, trained: Ints, read: Ints, size: int, most_off: float) -> Ints:
     """Swap packs between steps until each trains on about as many tokens; take the swaps that cost least waiting.
 
     Returns `read` unchanged if too many steps are off, or no swap helps one of them.

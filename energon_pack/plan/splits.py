@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_pack.errors import PackError
-from energon_pack.run.seeded_random import mix_array
+from energon_pack.run.seeded_random import mix_bits_in_place
 from energon_pack.sources.sample_ratio import source_key
 
 #: the splits that Energon's tools expect
@@ -24,12 +24,12 @@ def split_shares(asked: Mapping[str, float | None]) -> tuple[float, ...]:
     return shares
 
 
-def split_numbers(samples: Iterable[str], shares: Sequence[float], seed: int) -> npt.NDArray[np.int8]:
+def split_of_samples(samples: Iterable[str], shares: Sequence[float], seed: int) -> npt.NDArray[np.int8]:
     """Assign samples to splits, by a hash of their ids; return the index in `SPLITS` of each.
 
     All parts and copies of a sample are in the same split. A caller who keeps samples of one medium together
     (`plan/items.py`, `verify/shard_checks.py`) gives the medium's hash as their id.
     """
     codes = np.fromiter((crc32(source_key(sample).encode()) for sample in samples), np.uint64)
-    place = mix_array(codes ^ mix_array(np.array([seed + 1], np.uint64))) * 2.0**-64
+    place = mix_bits_in_place(codes ^ mix_bits_in_place(np.array([seed + 1], np.uint64))) * 2.0**-64
     return np.searchsorted(np.cumsum(shares)[:-1], place, side="right").astype(np.int8)

@@ -22,7 +22,7 @@ from energon_pack.plan import caps
 from energon_pack.plan.items import AnyInts, Items, Lengths
 from energon_pack.plan.packs import PackPlan
 from energon_pack.plan.settings import PackingConfig, Share
-from energon_pack.run.seeded_random import Ints, mix_array
+from energon_pack.run.seeded_random import Ints, mix_bits_in_place
 from energon_pack.samples.media.kinds import IMAGE, VIDEO
 
 _MANY_SAMPLES = 1000  # if more samples begin alike, the beginning must be at least the following share of their tokens
@@ -99,19 +99,19 @@ def trees_of(beginnings: Beginnings, items: Items, packing: PackingConfig, group
     for values in (items.turn, items.entry):
         if values is not None:
             group = np.unique(np.stack((group, values)), axis=1, return_inverse=True)[1].ravel()
-    costs, limits = caps.costs(items.counts, packing)
+    costs, limits = caps.costs_and_limits(items.counts, packing)
     fits = (items.lens > 0) & (costs <= limits[:, None]).all(axis=0)
     if items.conversation is not None:  # if an item of a conversation does not fit, its other items are left out, too
         fits &= ~np.isin(items.conversation, items.conversation[(items.lens > 0) & ~fits])
     beginnings = beginnings if fits.all() else beginnings.take(np.flatnonzero(fits[beginnings.item]))
-    by_group = beginnings.key ^ mix_array(group[beginnings.item].astype(np.uint64))
+    by_group = beginnings.key ^ mix_bits_in_place(group[beginnings.item].astype(np.uint64))
     beginnings = _keep_common_beginnings(beginnings._replace(key=by_group), items)
     order, shared = _order_depth_first(beginnings, items.lens)
     added = {name: values[order] - shared.get(name, 0) for name, values in items.counts.items()}
     added["max_members"] = np.ones(len(order), np.int64)
     added["max_attention_cost"] = _attention_pairs(items.lens[order], shared["token_len"])
     is_first = shared["token_len"] == 0
-    starts = _split_large_trees(caps.costs(added, packing)[0], costs[:, order], limits, is_first)
+    starts = _split_large_trees(caps.costs_and_limits(added, packing)[0], costs[:, order], limits, is_first)
     is_first[starts] = True
     of_items = {name: np.zeros(len(items), np.int32) for name in COUNTS}
     for name, values in of_items.items():

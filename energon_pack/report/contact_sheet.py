@@ -29,7 +29,7 @@ from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import rows_of
-from energon_pack.sources.sample import read_text_only
+from energon_pack.sources.sample import read_without_opening_media
 from energon_pack.sources.shard import Shard
 
 LeftOutCodes = npt.NDArray[np.int8]  # `PackPlan.left_out`
@@ -183,7 +183,7 @@ def _read_tile(reader: Reader, tile: Tile, settings: ReadSettings) -> Tile:
             if part.size > _MAX_MEDIUM_BYTES:
                 return replace(tile, words=f"{part.size / 1e6:,.0f} MB: no picture is made of it")
             return replace(tile, picture=thumbnail(reader.read(shard, part), part.kind))
-        turns = turns_of(read_text_only(reader, shard, row, settings, reader.raw(shard, row)).messages)
+        turns = turns_of(read_without_opening_media(reader, shard, row, settings, reader.raw(shard, row)).messages)
         return replace(tile, words=" ".join(turn.text for turn in turns if turn.role != "system"))
     except (PackError, Skip, ValueError, OSError) as error:
         return replace(tile, words=str(error))

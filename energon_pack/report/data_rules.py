@@ -208,7 +208,7 @@ def weighted_samples(figures: Figures) -> Iterator[Remark]:
         yield Remark(Grade.note, fact, why, "the weights of turns and samples in the source", sample="weights")
 
 
-def changed_texts(figures: Figures) -> Iterator[Remark]:
+def noted_samples(figures: Figures) -> Iterator[Remark]:
     """Yield a remark for each note of `NOTE_REMARKS` that samples have: texts that were changed, or partly left out."""
     for name, (fact, why, knob) in NOTE_REMARKS.items():
         if num := figures.source.noted.samples[name]:
@@ -242,7 +242,7 @@ def unknown_keys(figures: Figures) -> Iterator[Remark]:
     )
 
 
-def image_modes(figures: Figures) -> Iterator[Remark]:
+def images_losing_bits(figures: Figures) -> Iterator[Remark]:
     """Yield a remark if images have more than 8 bits a channel, which are lost when they become RGB."""
     modes = figures.source.noted.most_frequent_names("image_modes")
     if modes:

@@ -17,7 +17,7 @@ from energon_pack.report.views.packed import pack_view
 from energon_pack.report.views.screens import pack_section
 from energon_pack.report.views.spans import vocabulary_of
 from energon_pack.report.views.view import PackPlace
-from energon_pack.samples.flavors import flavor_by_name
+from energon_pack.samples.flavors import packed_flavor_or_default
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.templates.processor import load_saved_template
 
@@ -66,7 +66,7 @@ def _sections(job: ExamplePacksJob) -> Iterator[tuple[int, Html]]:
     vocabulary, plan = vocabulary_of(load_saved_template(job.template_folder)), PlanFile(folder)
     first = next(iter(job.packs), None)
     shards = None if job.shards_address is None else DatasetFolder(job.shards_address)
-    with PackLookup(folder, flavor_by_name(job.flavor), shards) as packs:
+    with PackLookup(folder, packed_flavor_or_default(job.flavor), shards) as packs:
         chosen = {number: packs[number] for number in job.packs}
         rows = plan.rows_of_packs({found.pack.files.key for found in chosen.values()})
         for order, (number, found) in enumerate(chosen.items()):

@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from energon_pack.dataset.publish_limits import policies_that_keep_more, why_too_much_dropped
+from energon_pack.dataset.publish_limits import overlong_advice, why_overlong_lose_too_much
 from energon_pack.plan.distributions import Tally
 from energon_pack.plan.items import AnyInts, Items, Lengths
 from energon_pack.plan.note_counts import SampleNotes
-from energon_pack.plan.pack_lengths import Choice
+from energon_pack.plan.pack_lengths import TriedLength
 from energon_pack.plan.packs import LEFT_OUT, PackPlan
 from energon_pack.plan.report import Report
 from energon_pack.plan.settings import Overlong, PackingConfig
@@ -44,7 +44,7 @@ class SourceMedium:
 
 
 @dataclass(frozen=True)
-class Origin:
+class FolderOutcome:
     """What became of the samples of one folder of the source, or of one file where there is one folder."""
 
     name: str
@@ -55,7 +55,7 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceFigures:
     """Counts of the samples and tokens in the source, before anything is planned."""
 
     samples: int
@@ -89,7 +89,7 @@ class OverlongFacts:
 class LengthTrials:
     """What candidate pack lengths would drop and fill, and how many samples they were tried with."""
 
-    choices: list[Choice]
+    choices: list[TriedLength]
     num_samples: int  # samples that the lengths were tried with
     num_measured: int  # all measured samples
 
@@ -99,9 +99,9 @@ class Figures:
     """All figures that the page of a run shows, and that its remarks are made of."""
 
     max_token_len: int
-    source: Source
+    source: SourceFigures
     length_trials: LengthTrials
-    origins: list[Origin]
+    origins: list[FolderOutcome]
     overlong_facts: OverlongFacts | None = None  # this and the next two are None where nothing was planned
     report: Report | None = None
     #: shapes of batches of one pack in an epoch: as long as it is, and in multiples of PAD_WIDTH
@@ -130,7 +130,9 @@ class Figures:
         return {**self.skipped_by_reason, **({Reason.CUT_OFF.value: num_cut_off} if num_cut_off else {})}
 
 
-def source_figures(lengths: Lengths, rules: MediaRules | None, max_token_len: int = 0, num_repeated: int = 0) -> Source:
+def source_figures(
+    lengths: Lengths, rules: MediaRules | None, max_token_len: int = 0, num_repeated: int = 0
+) -> SourceFigures:
     """Count the samples and tokens of the source.
 
     Args:
@@ -154,7 +156,7 @@ def source_figures(lengths: Lengths, rules: MediaRules | None, max_token_len: in
     lens = Tally()
     for some_lens in measured.values():
         lens.merge(some_lens)
-    return Source(
+    return SourceFigures(
         samples=num,
         measured=len(lens),
         tokens=lens.total,
@@ -210,7 +212,7 @@ def _num_duplicates(lengths: Lengths) -> int:
     return share * int((ordered[1:] == ordered[:-1]).sum())
 
 
-def origins_of(lengths: Lengths, plan: PackPlan | None) -> list[Origin]:
+def origins_of(lengths: Lengths, plan: PackPlan | None) -> list[FolderOutcome]:
     """Count what became of the samples of each folder of the source; the folder that lost most comes first.
 
     If there is one folder, and it lost some, files are counted instead. `plan`: None if nothing was planned.
@@ -229,7 +231,7 @@ def origins_of(lengths: Lengths, plan: PackPlan | None) -> list[Origin]:
     policy = _num_left_out_by_settings(lengths, of_sample, len(names))
     columns = samples, not_there - policy, left_out + policy, tokens
     rows = zip(names, *(column.tolist() for column in columns), strict=True)
-    origins = [Origin(name or ".", *values) for name, *values in rows if values[0]]
+    origins = [FolderOutcome(name or ".", *values) for name, *values in rows if values[0]]
     return sorted(origins, key=lambda origin: (-origin.lost - origin.left_out, -origin.samples))
 
 
@@ -248,9 +250,9 @@ def planned_figures(lengths: Lengths, plan: PackPlan, report: Report, packing: P
     """Return those fields of `Figures`, by name, that depend on the plan."""
     loss = OverlongFacts(
         _medium_of_overlong(lengths, plan),
-        is_too_much=why_too_much_dropped(report, packing) is not None,
+        is_too_much=why_overlong_lose_too_much(report, packing) is not None,
         is_intended=packing.overlong is Overlong.drop,
-        keeps_more=policies_that_keep_more(packing.overlong),
+        keeps_more=overlong_advice(packing.overlong),
     )
     tokens, members = plan.per_pack(lengths.items.lens), np.diff(plan.starts)
     return {

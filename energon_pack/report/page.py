@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon_pack.config import Stage
-from energon_pack.dataset.files import value_at
+from energon_pack.dataset.files import nested_value
 from energon_pack.errors import amount
 from energon_pack.plan.report import Report, RunFacts
 from energon_pack.report import page_details
@@ -130,7 +130,7 @@ def _with_values(knob: str, values: Mapping[str, Any]) -> str:
     """Add to each name of a setting in a text its present value: `model.max_pixels (now 1000000)`."""
 
     def told(match: re.Match[str]) -> str:
-        value = value_at(values, *match[0].split("."))
+        value = nested_value(values, *match[0].split("."))
         if isinstance(value, dict) or value is None:
             return match[0]
         return f"{match[0]} (now {clipped(str(value), _MAX_VALUE_CHARS)})"

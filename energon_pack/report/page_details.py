@@ -13,7 +13,7 @@ from energon_pack.report.pages.bars import short_number
 from energon_pack.report.pages.html import Html, clipped, details, section, table, tag
 from energon_pack.run.user_cache import version_of
 from energon_pack.samples.skip import Reason
-from energon_pack.templates.models import packaged_models, read_model
+from energon_pack.templates.models import packaged_models, read_model_node
 from energon_pack.version import VERSION
 
 _MAX_TEXT_CHARS, _MAX_CONFIG_CHARS, _MAX_PATH_CHARS = (
@@ -102,7 +102,7 @@ def _changed(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     defaults = plain(PackConfig(model=ModelConfig(name="", template="")))
     name = values["model"]["name"]
     if name in packaged_models():
-        defaults["model"] |= read_model(name)
+        defaults["model"] |= read_model_node(name)
     return _differences("", values, defaults)
 
 

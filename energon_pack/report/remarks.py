@@ -99,7 +99,7 @@ def cut_off_tokens(figures: Figures) -> Iterator[Remark]:
         )
 
 
-def samples_left_out(figures: Figures) -> Iterator[Remark]:
+def left_out_by_settings(figures: Figures) -> Iterator[Remark]:
     """Yield a remark for each reason by which settings other than the pack length leave samples out."""
     for reason, (fact, why, knob) in _LEFT_OUT_WORDS.items():
         if num := figures.skipped_by_reason.get(reason.value):
@@ -176,12 +176,12 @@ RULES: dict[str, Callable[[Figures], Iterator[Remark]]] = {
     "sources": data_rules.lossy_folders,
     "overlong samples": overlong_samples,
     "samples that are cut": cut_off_tokens,
-    "samples without training, limits, flavour": samples_left_out,
+    "samples without training, limits, flavour": left_out_by_settings,
     "trained tokens": data_rules.trained_share,
     "weights": data_rules.weighted_samples,
-    "placeholders, control tokens, tools": data_rules.changed_texts,
+    "placeholders, control tokens, tools": data_rules.noted_samples,
     "keys of records": data_rules.unknown_keys,
-    "modes of images": data_rules.image_modes,
+    "modes of images": data_rules.images_losing_bits,
     "sizes of images": data_rules.image_sizes,
     "mixture": often_repeated_entries,
     "fill": badly_filled_packs,

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from energon_pack.config import Stage
-from energon_pack.config.stage_settings import EndSettings
+from energon_pack.config.stage_settings import PublishSettings
 from energon_pack.lengths.method import Method
 from energon_pack.plan.items import Lengths
-from energon_pack.plan.pack_lengths import Choice
+from energon_pack.plan.pack_lengths import TriedLength
 from energon_pack.plan.packs import PackPlan, empty_plan
 from energon_pack.plan.report import Report, RunFacts
 from energon_pack.report.contact_sheet import Tile, choose_tiles, draw_contact_sheet, read_tiles
@@ -41,7 +41,7 @@ class PageSummary(NamedTuple):
     wrong: list[Remark]
 
 
-class RunReport:
+class RunPageWriter:
     """Collects the figures of a run while it goes on, and writes its page.
 
     Args:
@@ -52,7 +52,7 @@ class RunReport:
 
     def __init__(
         self,
-        settings: EndSettings,
+        settings: PublishSettings,
         processor: str,
         lengths: Lengths,
         num_repeated: int,
@@ -64,7 +64,7 @@ class RunReport:
         #: most tokens of a sample that the model has positions for; None: not known
         self.max_positions = max_positions(processor_folder_of(method.template_folder))
         #: results of pack lengths; a future: they are computed for some samples, while the run goes on
-        self._choices: Sequence[Choice] | Future[list[Choice]] = []
+        self._choices: Sequence[TriedLength] | Future[list[TriedLength]] = []
         if settings.stage is not Stage.lengths:
             job = lengths_trial_job_of(lengths, settings.packing, settings.tried_lens, self.max_positions)
             self._choices = workshop.executor.start(try_lengths_of_job, job)
@@ -72,11 +72,11 @@ class RunReport:
         self._planned = lengths, empty_plan(lengths.items)
         self._of_plan: dict[str, Any] = {"origins": origins_of(lengths, None)}
 
-    def add_choices(self, choices: Sequence[Choice]) -> None:
+    def add_choices(self, choices: Sequence[TriedLength]) -> None:
         """Add what each pack length would drop and fill, planned with all samples, as `stage=lengths` does."""
         self._choices = choices
 
-    def advice(self, choices: Sequence[Choice]) -> list[str]:
+    def advice(self, choices: Sequence[TriedLength]) -> list[str]:
         """Return lines that say which pack length to take, and which media to shrink first."""
         first = advise_to_shrink(self._lengths, self._rules, [choice.max_token_len for choice in choices])
         return [line for line in (str(first or ""), length_advice(choices)) if line]

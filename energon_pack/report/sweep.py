@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from energon_pack.plan.pack_lengths import Choice
+from energon_pack.plan.pack_lengths import TriedLength
 from energon_pack.report.sweep_folder import jobs_of
 from energon_pack.report.which_length import MOST_DROPPED, recommend_length
 
@@ -156,9 +156,9 @@ def _row(job: Mapping[str, Any], settings: dict[str, str]) -> JobFigures:
 
 def _row_of_lengths_stage(figures: Mapping[str, Any], about: Mapping[str, Any]) -> JobFigures:
     """Return the row of a job with `stage=lengths`, with the figures of the recommended pack length."""
-    choices = [Choice(**choice) for choice in figures["lens"]]
+    choices = [TriedLength(**choice) for choice in figures["lens"]]
     found = recommend_length(choices)
-    best = found.choice if found else Choice(0, 0, 0.0, 0.0, 0, 0.0)
+    best = found.choice if found else TriedLength(0, 0, 0.0, 0.0, 0, 0.0)
     return JobFigures(
         **about,
         max_token_len=best.max_token_len,

@@ -23,7 +23,7 @@ _JOBS_FOLDER = "sweep_jobs"  # a folder for results only, because a new sweep em
 _UNFINISHED = "it did not end: it was killed, or is still at work"
 
 
-class SweepFolder(Callback):
+class SweepFolderCallback(Callback):
     """Hydra callback that puts the folder of a sweep into the environment, where all of its jobs find it.
 
     The folders of the jobs themselves may lie elsewhere, if the sweep is over output.dir.

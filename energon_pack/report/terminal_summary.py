@@ -6,7 +6,7 @@ from typing import Any
 
 from energon_pack.errors import amount
 from energon_pack.plan.epoch_draws import MANY_EPOCHS
-from energon_pack.plan.pack_lengths import Choice, Choices
+from energon_pack.plan.pack_lengths import LengthFigures, TriedLength
 from energon_pack.plan.report import LOST_BITS, STEP_COSTS, Report
 from energon_pack.report.pages.bars import with_bar
 from energon_pack.report.pages.rows import Cell, Rows, print_table
@@ -33,7 +33,7 @@ def lines_below_table(report: Report) -> Iterator[str]:
     """Yield the lines below the table of samples by medium: splits, a mixture, parts of samples, steps."""
     yield from _split_lines(report)
     yield from _sharing_and_mixture_lines(report)
-    yield from part_lines(report)
+    yield from cut_and_pair_lines(report)
     yield from _step_lines(report)
 
 
@@ -76,14 +76,14 @@ def _sharing_and_mixture_lines(report: Report) -> Iterator[str]:
         drawn = f"{amount(entry['samples'], 'sample')}, each {entry['epochs']:.2f} times{many}"
         unit = "samples" if entry["share_of"] == "samples" else "trained tokens"
         yield f"mixture: {entry['name']} {entry['share']:.2%} of the {unit}{asked}, {drawn}"
-    yield from removed_lines(report.removed)
+    yield from removed_pictures_lines(report.removed)
     if report.samples_excluded:
         yield f"excluded: {report.samples_excluded:,} by split, exclude, sample_ratio, a mixture or source.limit"
     if report.samples_repeated:
         yield f"repeated: {amount(report.samples_repeated, 'draw')} by sample_ratio, a mixture or packing.epochs"
 
 
-def removed_lines(removed: Mapping[str, int] | None) -> Iterator[str]:
+def removed_pictures_lines(removed: Mapping[str, int] | None) -> Iterator[str]:
     """Yield how many pictures lost their places; `removed` is `Report.removed`."""
     if removed:
         are = "is" if removed["pictures"] == 1 else "are"
@@ -109,7 +109,7 @@ def _skipped_lines(report: Report) -> Iterator[str]:
         yield f"skipped: {number:,} {reason}{with_tokens}"
 
 
-def part_lines(report: Report) -> Iterator[str]:
+def cut_and_pair_lines(report: Report) -> Iterator[str]:
     """Yield a line for expanded samples, for pairs, or for cut samples, and one for the tokens that were cut off."""
     if report.expanded:
         yield expanded_line(report.expanded, report.shared is not None)
@@ -175,7 +175,7 @@ def _step_lines(report: Report) -> Iterator[str]:
     yield f"steps: trained tokens of a step are off the mean by up to {off}"
 
 
-def print_choices(choices: Choices, advice: Sequence[str] = ()) -> None:
+def print_choices(choices: LengthFigures, advice: Sequence[str] = ()) -> None:
     """Print how long samples are, what each pack length would drop and fill, and which to take."""
     counts = f"{amount(choices.samples_measured, 'sample')}, {amount(choices.tokens, 'token')}"
     say(
@@ -192,7 +192,7 @@ def print_choices(choices: Choices, advice: Sequence[str] = ()) -> None:
         say(line)
 
 
-def length_rows(choices: Sequence[Choice], marks: Mapping[int, str] | None = None) -> Rows:
+def length_rows(choices: Sequence[TriedLength], marks: Mapping[int, str] | None = None) -> Rows:
     """Return a table of what each pack length would drop, and how full its packs would be.
 
     Args:

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from energon_pack.plan.items import Items, Lengths
-from energon_pack.plan.pack_lengths import Choice, plan_each_length
-from energon_pack.plan.pairs import items_to_pack
+from energon_pack.plan.pack_lengths import TriedLength, plan_each_length
+from energon_pack.plan.pairs import items_or_pairs
 from energon_pack.plan.settings import Algorithm, PackingConfig
 from energon_pack.run.scratch_arrays import blocks
 
@@ -26,11 +26,11 @@ _LENGTH_STEP = 1024  # tokens; a length that holds every sample is a multiple of
 class Recommendation(NamedTuple):
     """A recommended pack length, with its results, and the words of the rule that chose it."""
 
-    choice: Choice
+    choice: TriedLength
     rule: str
 
 
-def recommend_length(choices: Sequence[Choice]) -> Recommendation | None:
+def recommend_length(choices: Sequence[TriedLength]) -> Recommendation | None:
     """Choose a pack length by `RULE`, or by a weaker rule if no length meets it; None: there is nothing to pack."""
     candidates = [choice for choice in choices if choice.packs and not choice.is_beyond_model]
     keeping = [choice for choice in candidates if choice.dropped_tokens_share <= MOST_DROPPED]
@@ -51,7 +51,7 @@ def recommend_length(choices: Sequence[Choice]) -> Recommendation | None:
     return None
 
 
-def length_advice(choices: Sequence[Choice], own: int | None = None) -> str:
+def length_advice(choices: Sequence[TriedLength], own: int | None = None) -> str:
     """Say in one sentence which pack length to take, and why; empty: there is nothing to pack.
 
     Args:
@@ -67,21 +67,21 @@ def length_advice(choices: Sequence[Choice], own: int | None = None) -> str:
     return f"packing.max_token_len={best.choice.max_token_len}{now} is {best.rule}: it {_results_text(best.choice)}"
 
 
-def _results_text(choice: Choice) -> str:
+def _results_text(choice: TriedLength) -> str:
     return f"drops {choice.dropped_tokens_share:.2%} of the tokens and fills {choice.fill:.2%} of its packs"
 
 
-def drops_little_and_fills(choice: Choice) -> bool:
+def drops_little_and_fills(choice: TriedLength) -> bool:
     """Whether a pack length drops at most `MOST_DROPPED` of the tokens, and fills its packs."""
     return choice.dropped_tokens_share <= MOST_DROPPED and fills_packs(choice)
 
 
-def fills_packs(choice: Choice) -> bool:
+def fills_packs(choice: TriedLength) -> bool:
     """Whether packs of this length are `MIN_FILL`; a few packs need only be as few as their tokens allow."""
     return choice.fill >= MIN_FILL or choice.packs == math.ceil(choice.fill * choice.packs)
 
 
-def _max_token_len(choice: Choice) -> int:
+def _max_token_len(choice: TriedLength) -> int:
     return choice.max_token_len
 
 
@@ -130,7 +130,7 @@ def lengths_trial_job_of(
     Args:
         lens: pack lengths to try, besides the planned one and one that holds every sample.
     """
-    items, scale = items_to_pack(lengths), 1.0
+    items, scale = items_or_pairs(lengths), 1.0
     packing = replace(packing, need_image=False)  # with some lengths there would be too few packs with an image
     upto = np.cumsum([0, *(np.count_nonzero(items.lens[block]) for block in blocks(len(items)))])
     num = int(upto[-1])
@@ -151,7 +151,7 @@ def lengths_trial_job_of(
     return items.take(np.concatenate([there[:0], *numbers])), packing, tried, lengths.seed, scale, max_positions
 
 
-def try_lengths_of_job(job: LengthsTrialJob) -> list[Choice]:
+def try_lengths_of_job(job: LengthsTrialJob) -> list[TriedLength]:
     """Plan with each pack length of `lengths_trial_job_of`; return what each drops and fills, scaled to all samples.
 
     May run in a worker.

@@ -27,7 +27,7 @@ def is_address(path: str | os.PathLike[str]) -> bool:
     return isinstance(path, str) and _ADDRESS.fullmatch(path) is not None
 
 
-def local_paths(paths: Iterable[str | None]) -> set[str]:
+def only_local_paths(paths: Iterable[str | None]) -> set[str]:
     """Return the paths of this machine: None and addresses of object stores are left out."""
     return {path for path in paths if path and not is_address(path)}
 

@@ -23,7 +23,7 @@ class EscapingConsole(Console):
             yield Segment(text if control else printable(text, but="\n"), style, control)
 
 
-class LogLine(logging.Formatter):
+class EscapingFormatter(logging.Formatter):
     """Formats log records, with control characters escaped."""
 
     def format(self, record: logging.LogRecord) -> str:

@@ -123,7 +123,7 @@ def one_process_at_a_time(folder: Path) -> Iterator[None]:
     """
     name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
     lock = os.open(
-        private_temporary_folder("locks") / name,
+        user_temporary_folder("locks") / name,
         os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC,
         _PRIVATE_FILE_MODE,
     )
@@ -135,7 +135,7 @@ def one_process_at_a_time(folder: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def private_temporary_folder(name: str) -> Path:
+def user_temporary_folder(name: str) -> Path:
     """Return a folder for temporary files, shared by this user's processes; no other user can list or write it."""
     above = Path(tempfile.gettempdir()) / f"energon_pack-{os.getuid()}"
     above.mkdir(_PRIVATE_FOLDER_MODE, exist_ok=True)

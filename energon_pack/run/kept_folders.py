@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from energon_pack.run.files import is_intact, make_once
-from energon_pack.run.user_cache import user_folder
+from energon_pack.run.user_cache import user_cache_folder
 
 _log = logging.getLogger(__name__)
 #: folders of a kind that are kept: a template with a large tokenizer takes 10 to 30 MB
@@ -16,7 +16,7 @@ _MOST_FOLDERS = 8
 
 def restore_kept_folder(kind: str, folder: Path) -> bool:
     """Make a folder like the one of its name that `keep_folder` kept; say whether there is one."""
-    kept = user_folder(kind, folder.name)
+    kept = user_cache_folder(kind, folder.name)
 
     def copy(made: Path) -> None:
         shutil.copytree(kept, made, dirs_exist_ok=True)
@@ -39,7 +39,7 @@ def keep_folder(kind: str, folder: Path) -> None:
 
     If that fails, a warning is logged.
     """
-    kept = user_folder(kind, folder.name)
+    kept = user_cache_folder(kind, folder.name)
 
     def copy(made: Path) -> None:
         shutil.copytree(folder, made, dirs_exist_ok=True)

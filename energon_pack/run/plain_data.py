@@ -26,7 +26,7 @@ def parse_json(data: str | bytes) -> Any:
         raise NotPlain("nested too deeply") from None
 
 
-def yaml_value(data: str | bytes, tags: type[yaml.SafeLoader] = yaml.SafeLoader) -> Any:
+def parse_yaml(data: str | bytes, tags: type[yaml.SafeLoader] = yaml.SafeLoader) -> Any:
     """Parse the first document of a YAML file; return None if there is none.
 
     Raises:

@@ -20,10 +20,10 @@ def random_keys(num: int, seed: int, stream: int = 0, first: int = 0) -> npt.NDA
     z = np.arange(first + 1, first + num + 1, dtype=np.uint64)
     z *= np.uint64(_STEP)
     z += np.uint64((seed * _SEED_FACTORS[0] + stream * _SEED_FACTORS[1]) & _MASK_64)
-    return mix_array(z)
+    return mix_bits_in_place(z)
 
 
-def mix_array(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def mix_bits_in_place(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """Mix the bits of each number in place, so that each bit of a result depends on all bits; return the array."""
     z ^= z >> np.uint64(30)
     z *= np.uint64(_MIX_1)
@@ -34,7 +34,7 @@ def mix_array(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def mix_number(z: int) -> int:
-    """Mix the bits of one number as `mix_array` does."""
+    """Mix the bits of one number as `mix_bits_in_place` does."""
     z &= _MASK_64
     z = ((z ^ (z >> 30)) * _MIX_1) & _MASK_64
     z = ((z ^ (z >> 27)) * _MIX_2) & _MASK_64

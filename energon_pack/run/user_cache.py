@@ -52,10 +52,10 @@ def version_of(package: str) -> str | None:
         return None
 
 
-def user_folder(kind: str, name: str) -> Path:
+def user_cache_folder(kind: str, name: str) -> Path:
     """Return the path of a folder in the user's cache; the folder may not exist yet."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "energon_pack" / kind / name
 
 
 def _path(kind: str, key: str) -> Path:
-    return user_folder(kind, f"{key}.json")
+    return user_cache_folder(kind, f"{key}.json")

@@ -28,21 +28,21 @@ def is_empty_answer(message: Message) -> bool:
     )
 
 
-class EmptyAnswers(NamedTuple):
+class EmptyAnswerCount(NamedTuple):
     """How many answers of a conversation say nothing, and whether all of them do."""
 
     number: int
     are_all: bool
 
 
-NO_EMPTY_ANSWERS = EmptyAnswers(0, False)
+NO_EMPTY_ANSWERS = EmptyAnswerCount(0, False)
 
 
-def count_empty_answers(messages: Sequence[Message]) -> EmptyAnswers:
+def count_empty_answers(messages: Sequence[Message]) -> EmptyAnswerCount:
     """Count the answers of a conversation that say nothing."""
     answers = [message for message in messages if message["role"] in ("assistant", DOCUMENT)]
     number = sum(map(is_empty_answer, answers))
-    return EmptyAnswers(number, 0 < number == len(answers))
+    return EmptyAnswerCount(number, 0 < number == len(answers))
 
 
 def with_empty_answers_untrained(messages: Sequence[Message]) -> Sequence[Message]:

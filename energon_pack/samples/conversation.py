@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from energon_pack.samples.frame_lists import has_frame_lists
+from energon_pack.samples.frame_lists import settings_mark_frame_lists
 from energon_pack.samples.frame_times import patch_position_files, time_marks, with_times_in_text
 from energon_pack.samples.lost_media import refuse_lost_media
 from energon_pack.samples.media.kinds import IMAGE, KINDS
@@ -45,7 +45,7 @@ class PlacedRecord(NamedTuple):
         `arrays`: each image's patch positions, from `patch_position_files`, or None; empty: no image has any.
         """
         fields = self.record.fields
-        if has_frame_lists(fields.get("media_settings")):
+        if settings_mark_frame_lists(fields.get("media_settings")):
             return []  # the model's own processor writes the times of a video
         return time_marks(fields.get("fps"), fields.get("timestamp_decimal"), arrays or [None] * self.num_images)
 
@@ -137,7 +137,7 @@ class ReadSample(NamedTuple):
         return [part.kind for part in self.parts]
 
     @property
-    def has_times(self) -> bool:
+    def has_time_fields(self) -> bool:
         """Whether the sample's fields give times to its images: by `fps`, or by files of patch positions."""
         return not self.fields.keys().isdisjoint(TIME_FIELDS)
 

@@ -17,7 +17,12 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from energon_pack.samples.media.kinds import KIND_BY_LETTER
-from energon_pack.samples.placeholders import media_placeholders, num_media_before, with_media_first, without_images
+from energon_pack.samples.placeholders import (
+    media_placeholders,
+    num_media_before,
+    with_first_images_as_text,
+    with_media_first,
+)
 from energon_pack.samples.sample import Message
 from energon_pack.samples.weights import turn_weight, with_zero_weight
 
@@ -107,7 +112,7 @@ def member_id(sample_id: str, part: str | None) -> str:
     return sample_id if part is None else f"{sample_id}{'+' if part in SIDES else '#'}{part}"
 
 
-def split_member_id(sample_id: str) -> tuple[str, str | None]:
+def split_numbered_member_id(sample_id: str) -> tuple[str, str | None]:
     """Split a member's id into the id of its sample and the name of the part (`2of3`; None: the whole sample)."""
     sample, mark, part = sample_id.rpartition("#")
     return (sample, part) if mark and PART_NAME.fullmatch(part) else (sample_id, None)
@@ -136,7 +141,7 @@ def exchange_bounds(messages: Sequence[Message]) -> list[int]:
 def messages_of_part(messages: Sequence[Message], cut: Cut) -> list[Message]:
     """Return the messages of a part of a sample: the system turn, if there is one, and the turns that `cut` names."""
     if cut.first_image and cut.window_text is not None:
-        messages = without_images(messages, cut.sample_media_kinds, cut.first_image, cut.window_text)
+        messages = with_first_images_as_text(messages, cut.sample_media_kinds, cut.first_image, cut.window_text)
     if cut.trained_turn:
         messages = [with_zero_weight(m) if i < cut.trained_turn else m for i, m in enumerate(messages)]
     has_system = messages[0]["role"] == "system"

@@ -43,6 +43,6 @@ def frame_lists_as_images(messages: Sequence[Message]) -> list[Message]:
     ]
 
 
-def has_frame_lists(settings: Any) -> bool:
+def settings_mark_frame_lists(settings: Any) -> bool:
     """Tell whether a sample's `media_settings` mark images as frames of one video."""
     return isinstance(settings, list) and any(isinstance(item, Mapping) and item.get(FRAMES_KEY) for item in settings)

@@ -14,7 +14,7 @@ import numpy as np
 
 from energon_pack.run.files import write_whole
 from energon_pack.run.seeded_random import Ints
-from energon_pack.samples.media.image import Look
+from energon_pack.samples.media.image import RgbConversion
 from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.pack_tokens import members_of
@@ -56,7 +56,7 @@ class InputRules:
     hears_videos: bool = False  # its call takes the sound of a video
     rate: int = 0  # samples of a sound in a second; 0: it takes none
     is_asked: bool = False  # nobody has compared its output yet, so that it is tried first
-    looks: Mapping[str, Look] = field(default_factory=dict)  # by kind
+    looks: Mapping[str, RgbConversion] = field(default_factory=dict)  # by kind
     media: Mapping[str, Any] = field(default_factory=dict)  # the run's `media`, for a preprocessor of another package
     trial: Sequence[TrialMember] = ()
     texts: Sequence[tuple[str, Sequence[int]]] = ()  # texts with their ids, by which tokenizers are compared
@@ -93,9 +93,9 @@ class InputRules:
 
     def save(self, folder: Path) -> None:
         """Write inputs.json and trial.tokens into a folder, for `load`."""
-        from energon_pack.samples.written_tokens import pack_tokens
+        from energon_pack.samples.written_tokens import join_member_tokens
 
-        write_whole(folder / TRIAL_FILE, pack_tokens([one.tokens for one in self.trial]).to_bytes())
+        write_whole(folder / TRIAL_FILE, join_member_tokens([one.tokens for one in self.trial]).to_bytes())
         write_whole(folder / INPUTS_FILE, json.dumps({"folder": self.folder, **self.to_json()}, indent=1).encode())
 
     @staticmethod
@@ -109,6 +109,6 @@ class InputRules:
         """Make rules from the values of inputs.json and the bytes of trial.tokens. `folder`: the processor's files."""
         pairs = zip(values["trial"], members_of(PackTokens.from_bytes(trial)), strict=True)
         members = [TrialMember(purpose, kind, tokens) for (purpose, kind), tokens in pairs]
-        looks = {kind: Look(**look) for kind, look in values["looks"].items()}
+        looks = {kind: RgbConversion(**look) for kind, look in values["looks"].items()}
         types = [(number, feature) for number, feature in values["types"]]
         return InputRules(**{**values, "folder": folder, "trial": members, "looks": looks, "types": types})

@@ -19,7 +19,7 @@ from energon_pack.samples.preference import LABEL_KEYS, PREFERENCE_KEYS
 from energon_pack.samples.sample import ARGUMENT_KEYS, MESSAGE_KEYS, REASONING_KEYS
 from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
 from energon_pack.samples.weights import MASK_KEYS, PART_WEIGHTS, TURN_WEIGHT_KEYS
-from energon_pack.samples.written_calls import holders_of_keys, is_call, names_arguments, written_calls
+from energon_pack.samples.written_calls import has_argument_key, holders_of_keys, is_call, written_calls
 
 _MAX_KEY_CHARACTERS = 60  # most characters of an unknown key
 _MIN_LIKENESS = 0.8  # likeness of two spellings of a key, as difflib measures it
@@ -185,7 +185,7 @@ def is_media_key(key: str) -> bool:
     return key in MEDIA_KEYS or key in PART_TYPES
 
 
-def is_known_key(key: str) -> bool:
+def is_known_sample_key(key: str) -> bool:
     """Tell whether a key at a sample's top level is read, or harmless."""
     return key in _KNOWN_KEYS[0]
 
@@ -249,7 +249,7 @@ def unknown_keys(value: Mapping[str, Any], conversation: Sequence[str]) -> dict[
             if not _KNOWN_KEYS[1].issuperset(turn):
                 add(_unknown_items(turn if "role" in turn or "from" in turn else without_pair_keys(turn), 1))
             for call, is_text in written_calls(turn):
-                if not is_text or names_arguments(call):  # else its own keys are arguments
+                if not is_text or has_argument_key(call):  # else its own keys are arguments
                     add(_unknown_items(unread_items_of_call(call), 3))
             content = turn.get("content", turn.get("value"))
             for part in content if isinstance(content, list) else ():

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from energon_pack.samples.dialects.pictures import DOWNLOAD_ADVICE
-from energon_pack.samples.media.kinds import kind_by_name
-from energon_pack.samples.placeholders import num_placeholders
+from energon_pack.samples.media.kinds import kind_by_extension
+from energon_pack.samples.placeholders import num_text_placeholders
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import Part
 from energon_pack.samples.skip import Reason, Skip
@@ -18,10 +18,10 @@ def media_parts(record: Record, key: str, parts: Sequence[Part]) -> list[Part]:
     """
     chosen = listed_parts(record.listed_media, key, parts) if record.listed_media is not None else None
     if chosen is None:
-        chosen = [part for part in parts if kind_by_name(part.name)]
+        chosen = [part for part in parts if kind_by_extension(part.name)]
         if not chosen and record.declared not in (None, "text"):
             raise Skip(Reason.MISSING_MEDIA, f"declared as {record.declared}, but there are no media")
-        if not chosen and parts and num_placeholders(record.messages):
+        if not chosen and parts and num_text_placeholders(record.messages):
             names = ", ".join(part.name for part in parts)
             raise Skip(Reason.MISSING_MEDIA, f"placeholders, but no medium by its name: {names} (`name` lists media)")
     return _refuse_tar_links(chosen)

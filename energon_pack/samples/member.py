@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from energon_pack.samples.media.kinds import ADDED_KINDS, AUDIO, IMAGE, KINDS, VIDEO
-from energon_pack.samples.tokens import MemberTokens, SeenMedium
+from energon_pack.samples.tokens import MediumInput, MemberTokens
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class MemberInput:
             raise OSError(f"its {missing} is missing from the pack")
 
 
-def media_in_order(member: MemberInput, media: Sequence[SeenMedium]) -> list[Any]:
+def media_in_order(member: MemberInput, media: Sequence[MediumInput]) -> list[Any]:
     """Return a member's media in the order of its tokens: images, and the bytes of other files."""
     member.refuse_missing()
     kinds = [kind for medium in media for kind in medium.part_kinds]

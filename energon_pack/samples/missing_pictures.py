@@ -13,7 +13,7 @@ from energon_pack.samples.dialects.pictures import REMOVE_ADVICE
 from energon_pack.samples.documents import is_document, with_joined_texts
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import Message
-from energon_pack.samples.settings import MissingMedia
+from energon_pack.samples.settings import MissingPicturePolicy
 from energon_pack.samples.skip import Reason, Skip
 
 Found = TypeVar("Found")
@@ -21,7 +21,7 @@ Found = TypeVar("Found")
 _REASONS = (Reason.MISSING_MEDIA, Reason.UNSUPPORTED_MEDIA)
 
 
-def names_pictures_in_place(record: Record) -> bool:
+def is_document_with_named_pictures(record: Record) -> bool:
     """Tell whether a record is a document whose pictures are named where they stand."""
     content = record.messages[0]["content"]
     names = [part.get("name") for part in content if part["type"] != "text"] if isinstance(content, list) else []
@@ -29,12 +29,12 @@ def names_pictures_in_place(record: Record) -> bool:
 
 
 def find_document_pictures(
-    record: Record, setting: MissingMedia, find: Callable[[str], Found]
+    record: Record, setting: MissingPicturePolicy, find: Callable[[str], Found]
 ) -> tuple[Record, list[Found]]:
     """Return a document without the places of pictures that are missing, and what `find` returned for the others.
 
     Args:
-        record: one of `names_pictures_in_place`.
+        record: one of `is_document_with_named_pictures`.
         find: returns a picture by its name; Skip: it is missing, or can't be read.
 
     Raises:
@@ -55,7 +55,7 @@ def find_document_pictures(
         except Skip as skip:
             if skip.reason not in _REASONS:
                 raise
-            if setting is not MissingMedia.remove:
+            if setting is not MissingPicturePolicy.remove:
                 raise Skip(skip.reason, f"{skip.detail}; {REMOVE_ADVICE}") from None
             removed.append(name)
     if removed:

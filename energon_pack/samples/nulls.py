@@ -1,6 +1,6 @@
 """Takes out of a record the nulls that a table put in: a struct has each key of any row, and `to_json` writes them all.
 
-    {"name": "count_to", "arguments": {"harbour": null, "n": 3}}  ──without_nulls──►  {… "arguments": {"n": 3}}
+    {"name": "count_to", "arguments": {"harbour": null, "n": 3}}  ──without_null_fields──►  {… "arguments": {"n": 3}}
 
 An author may write null as an argument or a default. `has_nulls_of_table` tells these apart by the record alone, so
 that a sample means the same wherever it is read. Pure.
@@ -20,14 +20,14 @@ _CALL_KEYS = ("tool_calls", "function_call", "tool_call", *ARGUMENT_KEYS)
 _KEYS_OF_MEANT_NULLS = frozenset((*ARGUMENT_KEYS, "default", "const", "example", "examples"))
 
 
-def without_nulls(value: Any) -> Any:
+def without_null_fields(value: Any) -> Any:
     """Return a JSON value in which no object has a key whose value is null, at any depth; nulls in lists stay."""
     if isinstance(value, Mapping):
-        return {key: without_nulls(item) for key, item in value.items() if item is not None}
-    return list(map(without_nulls, value)) if isinstance(value, list) else value
+        return {key: without_null_fields(item) for key, item in value.items() if item is not None}
+    return list(map(without_null_fields, value)) if isinstance(value, list) else value
 
 
-def without_nulls_of_a_table(record: dict[str, Any], setting: Nulls | None) -> dict[str, Any] | None:
+def without_nulls_in_tool_calls(record: dict[str, Any], setting: Nulls | None) -> dict[str, Any] | None:
     """Return a record without the nulls in its tools and tool calls; None: the record stays unchanged.
 
     `setting`: whether to drop or keep nulls; None: drop them if a table put them in.
@@ -39,7 +39,7 @@ def without_nulls_of_a_table(record: dict[str, Any], setting: Nulls | None) -> d
         if setting is None and not has_nulls_of_table(record):
             return None
         changed = {
-            key: without_nulls(value) if key in _TOOL_KEYS else _without_nulls_in_calls(value)
+            key: without_null_fields(value) if key in _TOOL_KEYS else _without_nulls_in_calls(value)
             for key, value in lists.items()
         }
         return None if changed == lists else {**record, **changed}
@@ -62,12 +62,12 @@ def has_nulls_of_table(record: Mapping[str, Any]) -> bool:
 
 
 def _without_nulls_in_calls(items: list[Any]) -> list[Any]:
-    """Do `without_nulls` inside the calls of turns and parts; a key of these that is null itself is no text."""
+    """Do `without_null_fields` inside the calls of turns and parts; a key of these that is null itself is no text."""
     return [{**item, **_calls_without_nulls(item)} if isinstance(item, dict) else item for item in items]
 
 
 def _calls_without_nulls(item: dict[str, Any]) -> dict[str, Any]:
-    calls = {key: without_nulls(item[key]) for key in _CALL_KEYS if item.get(key)}
+    calls = {key: without_null_fields(item[key]) for key in _CALL_KEYS if item.get(key)}
     parts = item.get("content")
     return {**calls, "content": _without_nulls_in_calls(parts)} if isinstance(parts, list) else calls
 

@@ -17,7 +17,7 @@ from typing import Any
 from energon_pack.errors import PackError, quote
 from energon_pack.samples.media.kinds import IMAGE, KINDS, VIDEO
 from energon_pack.samples.member import MemberInput, Shared, media_fields
-from energon_pack.samples.pack_tokens import members_of, text_columns_of_pack
+from energon_pack.samples.pack_tokens import joined_tokens_of_pack, members_of
 from energon_pack.samples.parts import (
     SOURCE_PARTS_FIELD,
     Parts,
@@ -27,7 +27,7 @@ from energon_pack.samples.parts import (
     medium_of,
     read_referenced,
 )
-from energon_pack.samples.tokens import MemberTokens, TextColumns
+from energon_pack.samples.tokens import JoinedTokens, MemberTokens
 from energon_pack.samples.tokens_part import PACK_FORMAT, TOKENS_PART, PackTokens, TokensDamaged, read_tokens
 
 _loads: Callable[[Any], Any] = import_module("orjson" if find_spec("orjson") else "json").loads
@@ -64,14 +64,14 @@ class PackMembers:
     def _tokens(self) -> PackTokens:
         return tokens_of_pack(self._parts, self._meta)
 
-    def text_unless_media(self) -> tuple[list[str], TextColumns] | None:
+    def tokens_unless_media(self) -> tuple[list[str], JoinedTokens] | None:
         """Return the ids and the tokens of all members, if they have no media and share nothing.
 
         None: they do, or the JSON and the tokens list different members; iterating names the first. Raises its errors.
         """
         if any(len(self._tokens[name]) for name in ("kind", "num_media", "shared_len")):
             return None
-        ids, text, names = self._meta["sample_ids"], text_columns_of_pack(self._tokens), _media_names(self._value)
+        ids, text, names = self._meta["sample_ids"], joined_tokens_of_pack(self._tokens), _media_names(self._value)
         if any(names) or not len(ids) == len(names) == len(text.lens) or self._meta["token_lens"] != text.lens.tolist():
             return None
         return ids, text

@@ -7,7 +7,7 @@ from itertools import islice, pairwise
 import numpy as np
 
 from energon_pack.samples.media.kinds import KIND_BY_LETTER
-from energon_pack.samples.tokens import OPERATIONS, MemberTokens, SeenMedium, Step, TextColumns
+from energon_pack.samples.tokens import OPERATIONS, JoinedTokens, MediumInput, MemberTokens, PixelStep
 from energon_pack.samples.tokens_part import Array, PackTokens, TokensDamaged
 
 
@@ -17,12 +17,12 @@ def members_of(pack: PackTokens) -> list[MemberTokens]:
     Raises:
         TokensDamaged: its columns contradict each other.
     """
-    text = text_columns_of_pack(pack)
+    text = joined_tokens_of_pack(pack)
     with _errors_as_damage():
         return [*_read_members(pack, text)]
 
 
-def text_columns_of_pack(pack: PackTokens) -> TextColumns:
+def joined_tokens_of_pack(pack: PackTokens) -> JoinedTokens:
     """Return the tokens of a pack without its media, from its columns.
 
     Raises:
@@ -39,7 +39,7 @@ def text_columns_of_pack(pack: PackTokens) -> TextColumns:
         _refuse_wrong_trained_spans(spans, lens)
         numbers = {"weight": len(spans), "factor": len(lens), "shared_len": len(lens)}
         entries = [pack.entries(name, number) if len(pack[name]) else None for name, number in numbers.items()]
-        return TextColumns(ids, lens, spans, *entries)
+        return JoinedTokens(ids, lens, spans, *entries)
 
 
 def _refuse_wrong_trained_spans(spans: Array, lens: Array) -> None:
@@ -64,7 +64,7 @@ def _errors_as_damage() -> Iterator[None]:
         raise TokensDamaged(f"tokens whose columns contradict each other ({error})") from None
 
 
-def _read_members(pack: PackTokens, text: TextColumns) -> Iterator[MemberTokens]:
+def _read_members(pack: PackTokens, text: JoinedTokens) -> Iterator[MemberTokens]:
     number = len(text.lens)
     starts = [0, *np.cumsum(text.lens).tolist()]
     bounds = [0, *np.searchsorted(text.spans[:, 1], starts[1:], side="right").tolist()]  # of the spans of each member
@@ -81,14 +81,14 @@ def _read_members(pack: PackTokens, text: TextColumns) -> Iterator[MemberTokens]
         yield MemberTokens(text.ids[start:end], ranges, its_weights, its_media, factors[index], shared[index])
 
 
-def _media_of_pack(pack: PackTokens) -> list[SeenMedium]:
+def _media_of_pack(pack: PackTokens) -> list[MediumInput]:
     number = len(pack["kind"])
     if not number:
         return []
     names = [KIND_BY_LETTER[chr(letter)] for letter in pack["kind"].tolist()]
     steps = iter(
         [
-            Step(OPERATIONS[operation], width, height)
+            PixelStep(OPERATIONS[operation], width, height)
             for operation, width, height in zip(
                 pack["operation"].tolist(), pack["new_width"].tolist(), pack["new_height"].tolist(), strict=True
             )
@@ -104,7 +104,7 @@ def _media_of_pack(pack: PackTokens) -> list[SeenMedium]:
     frames, rates = iter(pack["frame"].tolist()), iter(_source_frames_and_fps(pack["num_in_source"], pack["fps"]))
     columns = zip(names, *plain, num_steps, num_frames, num_samples, strict=True)
     return [
-        SeenMedium(
+        MediumInput(
             kind, images, features, width, height, tuple(islice(steps, own_steps)), tuple(islice(frames, own_frames)),
             *(next(rates) if own_frames else (0.0, 0.0)), samples,
         )

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from energon_pack.run.plain_data import parse_json
-from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, format_of, kind_by_name
+from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, format_of, kind_by_extension
 from energon_pack.samples.media.medium import SOUND_EXTENSION_OF
 from energon_pack.samples.skip import Skip
 
@@ -37,17 +37,17 @@ def kind_of(parts: Parts, name: str) -> str:
 
     A container that may hold a sound alone is opened; if that fails, it counts as the container's usual kind.
     """
-    value, named = parts.get(name), kind_by_name(name) or IMAGE.kind
+    value, named = parts.get(name), kind_by_extension(name) or IMAGE.kind
     if not isinstance(value, bytes):
         return named
     container = format_of(value[:16])
     if container is not None and container.extension in SOUND_EXTENSION_OF:
         if named == AUDIO.kind:
             return named
-        from energon_pack.samples.media.stream_probe import is_sound
+        from energon_pack.samples.media.stream_probe import is_container_without_pictures
 
         with suppress(Skip):
-            return AUDIO.kind if is_sound(io.BytesIO(value)) else container.kind
+            return AUDIO.kind if is_container_without_pictures(io.BytesIO(value)) else container.kind
     return container.kind if container else IMAGE.kind
 
 

@@ -26,7 +26,7 @@ def spells_placeholder(text: str) -> bool:
     return _PLACEHOLDER.search(text) is not None
 
 
-def num_placeholders(messages: Sequence[Message]) -> int:
+def num_text_placeholders(messages: Sequence[Message]) -> int:
     """Count the placeholders, such as `<image>`, in contents that are strings."""
     texts = [text for message in messages if isinstance(text := message["content"], str) and "<" in text]
     return sum(len(_PLACEHOLDER.findall(text)) for text in texts)
@@ -56,7 +56,7 @@ def place_media(messages: Sequence[Message], kinds: Sequence[str]) -> tuple[list
             spelled_kinds = spoken_to
         elif renamed := _with_video_placeholders(messages, kinds):
             messages, inserted, spelled_kinds = renamed, True, list(kinds)
-        elif spelled_kinds or num_placeholders([m for m in messages if m["role"] == "user"]):
+        elif spelled_kinds or num_text_placeholders([m for m in messages if m["role"] == "user"]):
             spelled = [k for m in messages for k in _placeholder_kinds(m, tuple(PLACEHOLDERS))]
             raise Skip(Reason.PLACEHOLDER_MISMATCH, f"{_amounts(spelled)} in the text for {_amounts(kinds)}")
         else:
@@ -108,7 +108,9 @@ def num_media_before(messages: Sequence[Message], kinds: Sequence[str]) -> list[
     return counts
 
 
-def without_images(messages: Sequence[Message], kinds: Sequence[str], number: int, text: str) -> list[Message]:
+def with_first_images_as_text(
+    messages: Sequence[Message], kinds: Sequence[str], number: int, text: str
+) -> list[Message]:
     """Replace the first `number` images of a conversation by a text. `kinds`: the kind of each medium."""
     is_literal = sum(len(_placeholder_kinds(message, kinds)) for message in messages) != len(kinds)
     result = []
@@ -269,7 +271,7 @@ def _with_video_placeholders(messages: Sequence[Message], kinds: Sequence[str]) 
         return None
     asked = "".join(message["content"] for message in messages if message["role"] != "assistant")
     image, video = IMAGE.placeholder, VIDEO.placeholder
-    if not num_placeholders(messages) == asked.count(image) == len(kinds):
+    if not num_text_placeholders(messages) == asked.count(image) == len(kinds):
         return None
     return [{**message, "content": message["content"].replace(image, video)} for message in messages]
 

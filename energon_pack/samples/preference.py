@@ -87,10 +87,10 @@ def with_rejected_as_chosen(value: Mapping[str, Any], keys: Sequence[str]) -> di
         return {**value, key: [*value[key][:-1], {**names, "content" if "role" in names else "value": response}]}
     if isinstance(response, str) and answers and not value.get(key):
         return {**value, answers: response}
-    raise not_a_pair("rejected_response is no text for an answer" if "rejected_response" in value else "")
+    raise not_a_pair_skip("rejected_response is no text for an answer" if "rejected_response" in value else "")
 
 
-def not_a_pair(detail: str = "") -> Skip:
+def not_a_pair_skip(detail: str = "") -> Skip:
     """Return the Skip for a sample without two answers to one question, where `source.take=both` asks for these."""
     read = "source.take=both reads chosen and rejected answers to one question"
     return Skip(Reason.NO_PAIR, f"{detail or 'it has no two answers'} ({read})")

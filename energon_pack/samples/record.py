@@ -11,28 +11,28 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from energon_pack.samples.dialects.pairs import question_and_answer_turns, turns_of_pair, turns_of_prompts_and_captions
-from energon_pack.samples.dialects.pictures import media_name_in, replace_img_tags_by_media
+from energon_pack.samples.dialects.pictures import media_name_in, with_checked_img_tags
 from energon_pack.samples.dialects.rewrite import rewrite_record
-from energon_pack.samples.dialects.table import conversation_of, no_conversation_skip
+from energon_pack.samples.dialects.table import fitting_reading, no_conversation_skip
 from energon_pack.samples.documents import DOCUMENT, document_of_answer, is_document
 from energon_pack.samples.frame_lists import frame_lists_as_images, frame_parts
 from energon_pack.samples.joined_turns import check_part_weights, joined_calls
 from energon_pack.samples.keys import similar_key_hint, unknown_keys, without_synonyms
 from energon_pack.samples.lost_media import empty_media_keys
-from energon_pack.samples.media.kinds import KINDS, MEDIA_TYPES, PART_TYPES, VIDEO, kind_by_name
+from energon_pack.samples.media.kinds import KINDS, MEDIA_TYPES, PART_TYPES, VIDEO, kind_by_extension
 from energon_pack.samples.media.medium import SETTING_KEYS
-from energon_pack.samples.nulls import without_nulls_of_a_table
+from energon_pack.samples.nulls import without_nulls_in_tool_calls
 from energon_pack.samples.placeholders import flat_content, media_type_of_parts
 from energon_pack.samples.preference import PREFERENCE_KEYS, with_rejected_as_chosen, without_rejected_answer
 from energon_pack.samples.sample import MESSAGE_KEYS, REASONING_KEYS, Message
-from energon_pack.samples.settings import Frames, ReadSettings, SampleType, ToolsAs
+from energon_pack.samples.settings import FrameListsAs, ReadSettings, SampleType, ToolsAs
 from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
 from energon_pack.samples.tool_calls import (
     TOOL_PART_TYPES,
-    call_turn,
     tool_schemas_of,
     turns_of_parts,
     with_calls_as_text,
+    with_calls_from_content,
     with_tool_calls,
 )
 from energon_pack.samples.weights import PART_WEIGHTS
@@ -101,7 +101,7 @@ def parse_rewritten_record(value: Any, settings: ReadSettings, lists_media: bool
         value = with_rejected_as_chosen(value, _conversation_fields(settings))
     if not PREFERENCE_KEYS.isdisjoint(value):
         value = without_rejected_answer(value, _conversation_fields(settings), settings.take)
-    without = without_nulls_of_a_table(value, settings.nulls)
+    without = without_nulls_in_tool_calls(value, settings.nulls)
     value = value if without is None else without
     messages, used, other_texts = _find_messages(value, settings)
     unknown = {**unknown_keys(value, [*used]), **other_texts}
@@ -132,9 +132,9 @@ def parse_rewritten_record(value: Any, settings: ReadSettings, lists_media: bool
     has_calls = is_as_text and any(message.get("tool_calls") for message in messages)
     if is_as_text:
         messages = [with_calls_as_text(message, index) for index, message in enumerate(messages)]
-    if settings.frames is Frames.images:
+    if settings.frames is FrameListsAs.images:
         messages = frame_lists_as_images(messages)
-    messages = replace_img_tags_by_media(messages, value, lists_media)
+    messages = with_checked_img_tags(messages, value, lists_media)
     if isinstance(names := value.get("patch_positions"), list):
         value = {**value, "patch_positions": list(_flat_items(names))}
     listings = [key for key in _MEDIA_LISTING_KEYS if key in value and _is_listing(value[key])]
@@ -179,7 +179,7 @@ def _conversation_fields(settings: ReadSettings) -> tuple[str, ...]:
 
 def _find_messages(value: Mapping[str, Any], settings: ReadSettings) -> tuple[list[Message], set[str], dict[str, Any]]:
     """Return the messages of a sample, the keys they came from, and other texts of a conversation that it has."""
-    if read := conversation_of(value, settings):
+    if read := fitting_reading(value, settings):
         written, other_texts = read
         turns = written.make_turns()
         messages = turns if written.name in ("document", "text") else _normalized_messages(turns)
@@ -237,7 +237,7 @@ def _normalized_turns(message: Any, index: int) -> list[Message]:
             if not isinstance(normal.get(key) or "", str):
                 raise Skip(Reason.BAD_MESSAGE, f"message {index} has a {key} that is no text: {str(normal[key])[:80]}")
     if named in CALL_ROLES:
-        return [call_turn(normal, index)]
+        return [with_calls_from_content(normal, index)]
     if isinstance(content, list):
         if any(isinstance(part, dict) and part.get("type") in TOOL_PART_TYPES for part in content):
             return [_with_content(turn, index) for turn in turns_of_parts(normal, index)]
@@ -310,7 +310,7 @@ def _listed_media(value: Mapping[str, Any], listings: Sequence[str], messages: l
 
 def _is_listing(value: Any) -> bool:
     """Tell whether `name` lists media: any list does, a string only if it looks like a file (unlike "alpaca")."""
-    return bool(value) if isinstance(value, list) else isinstance(value, str) and kind_by_name(value) is not None
+    return bool(value) if isinstance(value, list) else isinstance(value, str) and kind_by_extension(value) is not None
 
 
 def _declared_media_type(value: Any) -> str | None:

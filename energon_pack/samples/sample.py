@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from energon_pack.samples.media.kinds import kind_by_name
+from energon_pack.samples.media.kinds import kind_by_extension
 
 Message = dict[str, Any]
 #: the keys under which a message may have its reasoning, the standard one first
@@ -39,7 +39,7 @@ AnyPart = Part | MediaPart
 
 def media_type_by_name(names: Sequence[str]) -> str | None:
     """Guess the media type of a sample by the names of its parts: a kind, or `mix` for several; None: no media."""
-    kinds = [kind for name in names if (kind := kind_by_name(name))]
+    kinds = [kind for name in names if (kind := kind_by_extension(name))]
     return media_type(kinds) if kinds else None
 
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from energon_pack.errors import PackError
 from energon_pack.samples.flavors.base import PackedFlavor
-from energon_pack.samples.media.kinds import IMAGE, kind_by_name
+from energon_pack.samples.media.kinds import IMAGE, kind_by_extension
 from energon_pack.samples.sample import MESSAGE_KEYS, media_type
 
 _TIME_FIELDS = ("patch_positions", "fps", "timestamp_decimal")
@@ -76,7 +76,9 @@ def single_record(
         key, restored = places[0], fields | {"source_fields": clashing}
     names = [name for name, _ in media]
     record: dict[str, Any] = {key: member["messages"], "media": media_type([kind for _, kind in media])}
-    if names != [name for name in dict.fromkeys(names) if kind_by_name(name)]:  # the tar's names do not tell all media
+    if names != [
+        name for name in dict.fromkeys(names) if kind_by_extension(name)
+    ]:  # the tar's names do not tell all media
         listing = next((name for name in ("name", "media_files") if name not in restored), None)
         if listing is None:
             raise PackError(f"media {names} have to be listed, but `name` and `media_files` are fields of the sample")

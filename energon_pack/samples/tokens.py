@@ -11,11 +11,11 @@ import numpy.typing as npt
 from energon_pack.samples.media.kinds import IMAGE, VIDEO
 
 
-class LengthError(Exception):
+class LengthChangedError(Exception):
     """Raised if a member has another length in tokens than when it was packed."""
 
 
-class Step(NamedTuple):
+class PixelStep(NamedTuple):
     """An operation on the pixels of an image, or of a video's frame."""
 
     operation: str  # of `OPERATIONS`
@@ -28,7 +28,7 @@ RESIZE, CROP, RESIZE_BY_TORCH, BY_PACKAGE = OPERATIONS = ("resize", "crop", "res
 
 
 @dataclass(frozen=True)
-class SeenMedium:
+class MediumInput:
     """How a medium's bytes become a model's inputs: size, steps that resize it, chosen frames, number of tokens."""
 
     kind: str  # of `kinds.KINDS`
@@ -36,7 +36,7 @@ class SeenMedium:
     num_features: int = 0  # tokens that hold its features; of a video that is heard, those of its frames
     width: int = 0  # pixels of the picture before the steps
     height: int = 0
-    steps: Sequence[Step] = ()
+    steps: Sequence[PixelStep] = ()
     frames: Sequence[int] = ()  # indices of the frames that the model sees
     num_in_source: float = 0.0  # frames of the video from which these were chosen
     fps: float = 0.0
@@ -60,7 +60,7 @@ class MemberTokens:
     ids: npt.NDArray[np.int64]  # [L]
     supervised: Sequence[tuple[int, int]]  # trained ranges of tokens, ascending; the first token is in none
     weights: Sequence[float] = ()  # of each range; empty: all are 1
-    media: Sequence[SeenMedium] = ()  # in the order of their placeholders
+    media: Sequence[MediumInput] = ()  # in the order of their placeholders
     factor: float = 1.0  # weight of the whole sample in the loss
     shared_len: int = 0  # how many of its first tokens the member before it has, too
 
@@ -87,7 +87,7 @@ class MemberTokens:
 
 
 @dataclass(frozen=True)
-class TextColumns:
+class JoinedTokens:
     """The tokens of several members, one member behind the other, without their media."""
 
     ids: npt.NDArray[np.int64]  # [T]
@@ -113,7 +113,7 @@ class TextColumns:
         return weights
 
     @classmethod
-    def of_members(cls, members: Sequence[MemberTokens]) -> "TextColumns":
+    def of_members(cls, members: Sequence[MemberTokens]) -> "JoinedTokens":
         """Join the tokens of members."""
         lens = [*map(len, members)]
         starts = [*accumulate(lens, initial=0)][:-1]

@@ -23,10 +23,10 @@ from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
 from energon_pack.samples.weights import TURN_WEIGHT_KEYS
 from energon_pack.samples.written_calls import (
     VALUE_KEYS,
+    has_argument_key,
     holders_of_keys,
     is_call,
-    names_arguments,
-    parsed_json,
+    json_or_none,
     text_and_calls,
 )
 
@@ -37,7 +37,7 @@ _CALL_TYPES = (None, "function", "function_call", "tool_call", "tool_use")
 _SCHEMA_KEYS = ("function", "parameters", "input_schema", "properties")
 
 
-def call_turn(turn: Message, index: int) -> Message:
+def with_calls_from_content(turn: Message, index: int) -> Message:
     """Turn a message whose content is tool calls into an assistant's turn with `tool_calls`.
 
     The content is the JSON of one call or of a list, perhaps after a thought; or a text with `<tool_call>` tags.
@@ -55,7 +55,7 @@ def with_tool_calls(turn: Message, index: int) -> Message:
         raise Skip(Reason.BAD_MESSAGE, f"message {index} has calls both in tool_calls and in function_call")
     spelled = calls
     if isinstance(calls, str) and calls.strip():
-        calls = parsed_json(calls)
+        calls = json_or_none(calls)
     elif not calls:
         if turn.get("function_call") is None:
             return turn
@@ -149,7 +149,7 @@ def _tool_schema(item: Any) -> Any:
 
 def _parsed_schema(value: Any) -> Any:
     """Return a schema in which no schema is the JSON text of an object; other texts stay."""
-    if isinstance(value, str) and isinstance(schema := parsed_json(value), dict):
+    if isinstance(value, str) and isinstance(schema := json_or_none(value), dict):
         value = schema
     if not isinstance(value, dict):
         return value
@@ -203,7 +203,7 @@ def _name_and_arguments_of(call: Any, index: int, is_text: bool = False) -> tupl
     value_of_synonyms(objects, [*objects], "calls[].")
     if any(objects.values()):
         return function["name"], _arguments(next(spelled[key] for key in spelled if objects[key]), index)
-    if is_text and not names_arguments(call):
+    if is_text and not has_argument_key(call):
         return function["name"], _arguments_from_own_keys(call, function["name"], index)
     unread = [key for key, item in unread_items_of_call(call).items() if is_unknown_in_call(key) and _has_object(item)]
     if unread:
@@ -235,7 +235,7 @@ def _hidden_arguments_skip(name: str, keys: list[str], index: int) -> Skip:
 
 def _object_of(value: Any) -> Any:
     """Return a value, or the object of which it is the JSON text."""
-    parsed = parsed_json(value) if isinstance(value, str) else None
+    parsed = json_or_none(value) if isinstance(value, str) else None
     return parsed if isinstance(parsed, dict) else value
 
 

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from energon_pack.samples.dialects.rewrite import parsed_text
 from energon_pack.samples.documents import is_document
 from energon_pack.samples.hint import Hint
-from energon_pack.samples.keys import CALL_PREFIX, is_known_key, is_media_key, similar_key, similar_key_hint
-from energon_pack.samples.media.kinds import KINDS, kind_by_name
-from energon_pack.samples.placeholders import num_placeholders
+from energon_pack.samples.keys import CALL_PREFIX, is_known_sample_key, is_media_key, similar_key, similar_key_hint
+from energon_pack.samples.media.kinds import KINDS, kind_by_extension
+from energon_pack.samples.placeholders import num_text_placeholders
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import MESSAGE_KEYS
 from energon_pack.samples.skip import Reason, Skip
@@ -97,9 +97,11 @@ def _fields_to_check(record: Record, has_media: bool) -> Iterator[_CheckedField]
     """
     if has_media and not record.unknown:
         return
-    is_raw, has_places = is_document(record.messages), num_placeholders(record.messages) > 0
+    is_raw, has_places = is_document(record.messages), num_text_placeholders(record.messages) > 0
     for key, value in record.unknown.items():
-        if is_known_key(key) or key.startswith(CALL_PREFIX):  # another text of the conversation; a file that is called
+        if is_known_sample_key(key) or key.startswith(
+            CALL_PREFIX
+        ):  # another text of the conversation; a file that is called
             continue
         is_near_media_key = is_media_key(similar_key(key) or key)
         if is_near_media_key or not has_media:
@@ -107,7 +109,7 @@ def _fields_to_check(record: Record, has_media: bool) -> Iterator[_CheckedField]
     for key, value in () if has_media else record.fields.items():
         is_near_media_key = is_media_key(key)
         if (
-            is_known_key(key)
+            is_known_sample_key(key)
             and key not in MESSAGE_KEYS
             and (has_places or is_near_media_key or (key in _KEYS_OF_FILE_NAMES and not is_raw))
         ):
@@ -119,7 +121,7 @@ def _kind_of_value(leaf: Any, field: _CheckedField, kind_of: KindOf) -> str | No
     if named and field.is_decided_by_name:
         return named
     if isinstance(leaf, str):
-        may_be = named or field.is_near_media_key or _INNER_NAME_MARK in leaf or kind_by_name(leaf) is not None
+        may_be = named or field.is_near_media_key or _INNER_NAME_MARK in leaf or kind_by_extension(leaf) is not None
         return kind_of(leaf) if may_be and len(leaf) <= _MAX_NAME_CHARACTERS and "\n" not in leaf else None
     return kind_of(leaf)
 
@@ -160,4 +162,4 @@ def _kind_by_name(value: Any) -> str | None:
     if "." not in name or len(name) > _MAX_NAME_CHARACTERS or _NEVER_IN_NAMES.search(name) or name.endswith(".ts"):
         return None
     is_remark = name.count(" ") > 1 and not _FOLDER_OR_NUMBER.search(name)
-    return None if is_remark else kind_by_name(name)
+    return None if is_remark else kind_by_extension(name)

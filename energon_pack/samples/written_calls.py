@@ -26,7 +26,7 @@ def written_calls(turn: Mapping[str, Any]) -> Iterator[tuple[Message, bool]]:
     if len(turn) < 3 and not is_call_turn and not isinstance(content, list):
         return
     calls = turn.get("tool_calls")
-    beside = [turn.get("function_call"), *_as_list(parsed_json(calls) if isinstance(calls, str) else calls)]
+    beside = [turn.get("function_call"), *_as_list(json_or_none(calls) if isinstance(calls, str) else calls)]
     in_text = text_and_calls(content)[1] if is_call_turn else []
     for part in content if isinstance(content, list) and not is_call_turn else ():
         if is_call(part):
@@ -50,12 +50,12 @@ def text_and_calls(value: Any) -> tuple[str, list[Any]]:
     """
     text, calls = "", value
     if isinstance(value, str):
-        calls = parsed_json(value)
+        calls = json_or_none(value)
         if calls is None and (bodies := _TAGGED_CALL.findall(value)):
-            parsed = (_as_list(parsed_json(body)) for body in bodies)
+            parsed = (_as_list(json_or_none(body)) for body in bodies)
             text, calls = _TAGGED_CALL.sub("", value).strip(), [call for several in parsed for call in several]
         elif calls is None and (thought := _THOUGHT_PATTERN.match(value)):
-            text, calls = thought[0].strip(), parsed_json(value[thought.end() :])
+            text, calls = thought[0].strip(), json_or_none(value[thought.end() :])
     return text, _as_list(calls)
 
 
@@ -65,12 +65,12 @@ def holders_of_keys(call: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [call, function] if isinstance(function, dict) else [call]
 
 
-def names_arguments(call: Mapping[str, Any]) -> bool:
+def has_argument_key(call: Mapping[str, Any]) -> bool:
     """Tell whether a call has one of the keys that hold arguments."""
     return any(not holder.keys().isdisjoint(ARGUMENT_KEYS) for holder in holders_of_keys(call))
 
 
-def parsed_json(text: str) -> Any:
+def json_or_none(text: str) -> Any:
     """Parse JSON; None: the text is no JSON."""
     try:
         return parse_json_or_skip(text)

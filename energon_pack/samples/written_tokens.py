@@ -6,38 +6,38 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_pack.samples.media.kinds import KINDS
-from energon_pack.samples.tokens import OPERATIONS, MemberTokens, TextColumns
+from energon_pack.samples.tokens import OPERATIONS, JoinedTokens, MemberTokens
 from energon_pack.samples.tokens_part import COLUMN_TYPES, Array, PackTokens
 
 #: an id is kept once if it comes at least so often in a row
 _MIN_REPEATS = 4
 
 
-def pack_tokens(members: Sequence[MemberTokens]) -> PackTokens:
+def join_member_tokens(members: Sequence[MemberTokens]) -> PackTokens:
     """Join the tokens of a pack's members (ids, trained spans, weights, media) into the columns of one pack."""
-    text = TextColumns.of_members(members)
+    text = JoinedTokens.of_members(members)
     media = [medium for member in members for medium in member.media]
     steps = [step for medium in media for step in medium.steps]
     videos = [medium for medium in media if medium.frames]
     lists: dict[str, Sequence[float]] = {
         "length": text.lens.tolist(),
-        "shared_len": without_default([member.shared_len for member in members]),
-        "factor": without_default([member.factor for member in members], 1),
-        "num_media": without_default([len(member.media) for member in members]),
+        "shared_len": empty_if_all_default([member.shared_len for member in members]),
+        "factor": empty_if_all_default([member.factor for member in members], 1),
+        "num_media": empty_if_all_default([len(member.media) for member in members]),
         "start": text.spans[:, 0].tolist(),
         "end": text.spans[:, 1].tolist(),
-        "weight": without_default([] if text.weights is None else text.weights.tolist(), 1),
+        "weight": empty_if_all_default([] if text.weights is None else text.weights.tolist(), 1),
         "kind": [ord(KINDS[medium.kind].letter) for medium in media],
-        "num_images": without_default([medium.num_images for medium in media]),
+        "num_images": empty_if_all_default([medium.num_images for medium in media]),
         "num_features": [medium.num_features for medium in media],
-        "width": without_default([medium.width for medium in media]),
-        "height": without_default([medium.height for medium in media]),
-        "num_steps": without_default([len(medium.steps) for medium in media]),
-        "num_samples": without_default([medium.num_samples for medium in media]),
+        "width": empty_if_all_default([medium.width for medium in media]),
+        "height": empty_if_all_default([medium.height for medium in media]),
+        "num_steps": empty_if_all_default([len(medium.steps) for medium in media]),
+        "num_samples": empty_if_all_default([medium.num_samples for medium in media]),
         "operation": [OPERATIONS.index(step.operation) for step in steps],
         "new_width": [step.width for step in steps],
         "new_height": [step.height for step in steps],
-        "num_frames": without_default([len(medium.frames) for medium in media]),
+        "num_frames": empty_if_all_default([len(medium.frames) for medium in media]),
         "num_in_source": [medium.num_in_source for medium in videos],
         "fps": [medium.fps for medium in videos],
         "frame": [frame for medium in videos for frame in medium.frames],
@@ -68,6 +68,6 @@ def id_columns(ids: npt.NDArray[np.int64]) -> dict[str, Array]:
     }
 
 
-def without_default(values: Sequence[float], default: float = 0) -> Sequence[float]:
+def empty_if_all_default(values: Sequence[float], default: float = 0) -> Sequence[float]:
     """Return the entries of a column, or an empty list if all of them equal its default."""
     return values if any(value != default for value in values) else ()

@@ -22,15 +22,15 @@ from energon_pack.errors import PackError, format_bytes, one_line
 from energon_pack.run.expansion_bounds import BoundExceeded, bounded
 from energon_pack.run.lru_cache import LruCache
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources.named_bytes import decoded_medium, row_as_json, value_at
+from energon_pack.sources.named_bytes import json_with_media_names, medium_bytes, value_at
 from energon_pack.sources.open_tables import (
     GroupKey,
     OpenTables,
-    as_bad_row,
     as_pack_errors,
+    cached_row_json,
     cell_item,
+    errors_as_bad_row,
     find_row,
-    kept_row,
     row_and_way,
 )
 from energon_pack.sources.parquet_pages import plain_type
@@ -243,9 +243,9 @@ def row_json(path: str, version: str, number: int) -> bytes:
 
     `version`: the file's version when it was found; `number`: the row's number in the file, from 0.
     """
-    with as_bad_row(number):
+    with errors_as_bad_row(number):
         table, key, row = find_row(_open_tables, path, version, number)
-        return kept_row(path, version, number, partial(_rows_as_json, table, key, row))
+        return cached_row_json(path, version, number, partial(_rows_as_json, table, key, row))
 
 
 def _rows_as_json(table: ArrowTable, key: GroupKey, first: int, number: int) -> list[bytes]:
@@ -259,7 +259,7 @@ def _rows_as_json(table: ArrowTable, key: GroupKey, first: int, number: int) -> 
             for column in rows.columns
         ]
         return [
-            row_as_json(dict(zip(rows.schema.names, row, strict=True)), f"{table.name}::{start + index}")
+            json_with_media_names(dict(zip(rows.schema.names, row, strict=True)), f"{table.name}::{start + index}")
             for index, row in enumerate(zip(*columns, strict=True))
         ]
 
@@ -314,7 +314,7 @@ def open_cell(path: str, key: str) -> File:
         raise Skip(Reason.UNREADABLE_MEDIA, f"{key!r} of the table: {one_line(error)}") from None
     if value.is_valid and hasattr(value, "as_buffer") and _has_bytes(value.type):
         return _CellFile(value.as_buffer(), file.version)
-    return InMemory(decoded_medium(way, value.as_py()), file.version)
+    return InMemory(medium_bytes(way, value.as_py()), file.version)
 
 
 def _read_batch(table: ArrowTable, key: GroupKey) -> pa.RecordBatch:

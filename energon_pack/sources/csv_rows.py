@@ -22,10 +22,10 @@ from energon_pack.run.files import digest_of_rest
 from energon_pack.run.lru_cache import LruCache
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources.jsonl.line_index import BYTE_ORDER_MARK, NUL_DAMAGE, index_table
-from energon_pack.sources.named_bytes import item_of, medium_at, parsed_base64_list, row_as_json
+from energon_pack.sources.jsonl.line_index import BYTE_ORDER_MARK, NUL_DAMAGE, make_index_table
+from energon_pack.sources.named_bytes import item_of, json_with_media_names, medium_at, parsed_base64_list
 from energon_pack.sources.open_tables import OpenTables, as_pack_errors, row_and_way
-from energon_pack.sources.other_formats import open_uncompressed, other_format
+from energon_pack.sources.other_formats import open_refusing_compressed, other_format
 from energon_pack.sources.storage import File, InMemory
 
 _BLOCK_BYTES = 4 << 20
@@ -39,7 +39,7 @@ csv.field_size_limit(max(csv.field_size_limit(), _MAX_ROW_BYTES))  # it is 128 K
 _RecordPlaces = tuple[np.ndarray, np.ndarray]  # offsets and sizes
 
 
-class Records:
+class CsvRecordScanner:
     """The records of a file from `start` on.
 
     Args:
@@ -140,9 +140,9 @@ class CsvTable:
     #: whether the header ends by CR without LF
     ends_by_cr: bool = False
 
-    def records(self, file: File) -> Records:
+    def records(self, file: File) -> CsvRecordScanner:
         """Return the records of the file behind the header."""
-        return Records(file, self.start, self.delimiter, self.ends_by_cr)
+        return CsvRecordScanner(file, self.start, self.delimiter, self.ends_by_cr)
 
     def cells(self, raw: bytes) -> dict[str, str | list[str]]:
         """Return the cells of a record that are not empty, by their columns; raises Skip if it is no such record.
@@ -184,7 +184,7 @@ def _read_table(path: str, file: File) -> CsvTable:
         raise PackError(f"{path} is {encoding.upper()}, and tables are read in UTF-8: iconv writes them so")
     name, start = os.path.basename(path), len(BYTE_ORDER_MARK) if head.startswith(BYTE_ORDER_MARK) else 0
     usual = "\t" if name.lower().endswith("tsv") else ","
-    records = Records(InMemory(head, ""), start, "".join(_CALLED))
+    records = CsvRecordScanner(InMemory(head, ""), start, "".join(_CALLED))
     offsets, sizes = _all_places(records)
     if not len(offsets):
         return CsvTable(name, usual, [], file.size)
@@ -211,7 +211,7 @@ def _read_table(path: str, file: File) -> CsvTable:
     return CsvTable(name, delimiter, columns, end, head[end : end + 1] == b"\r" and head[end + 1 : end + 2] != b"\n")
 
 
-def _all_places(records: Records) -> _RecordPlaces:
+def _all_places(records: CsvRecordScanner) -> _RecordPlaces:
     offsets, sizes = zip(*records.places(), strict=True)
     return np.concatenate(offsets), np.concatenate(sizes)
 
@@ -234,7 +234,7 @@ def delimiter_name(path: str) -> str:
 
 def index_csv(path: str) -> pa.Table:
     """Index a file: a row of `wds.INDEX_SCHEMA` for each record behind the header; its key is its number, from 0."""
-    with open_uncompressed(path) as file:
+    with open_refusing_compressed(path) as file:
         digest = digest_of_rest(as_file(file, _BLOCK_BYTES))
         table = csv_of(path)
         records = table.records(file)
@@ -245,10 +245,12 @@ def index_csv(path: str) -> pa.Table:
         offsets, sizes, bad = np.array([0]), np.array([file.size]), ["it is empty"]
     damage = lost if records.nul is None else [*lost, (records.nul, NUL_DAMAGE)]
     damage += [(int(offsets[-1]), detail) for detail in bad]
-    return index_table(np.arange(len(offsets)), offsets, sizes, digest, bad, damage)
+    return make_index_table(np.arange(len(offsets)), offsets, sizes, digest, bad, damage)
 
 
-def _why_cut(file: File, table: CsvTable, records: Records, offsets: np.ndarray, sizes: np.ndarray) -> list[str]:
+def _why_cut(
+    file: File, table: CsvTable, records: CsvRecordScanner, offsets: np.ndarray, sizes: np.ndarray
+) -> list[str]:
     """Return why the last record can't be read, if it is cut, or begins a cell in quotes that has no end."""
     if records.is_open:
         return [f"record {len(offsets) - 1} has a quote without an end, and all behind it is in this cell"]
@@ -260,7 +262,7 @@ def _why_cut(file: File, table: CsvTable, records: Records, offsets: np.ndarray,
 
 
 def _lost_lines(
-    file: File, table: CsvTable, records: Records, offsets: np.ndarray, sizes: np.ndarray
+    file: File, table: CsvTable, records: CsvRecordScanner, offsets: np.ndarray, sizes: np.ndarray
 ) -> Iterator[tuple[int, str]]:
     """Yield the damage of each record of several lines with a quote that ends a cell, and that text follows."""
     numbers = np.searchsorted(offsets, np.array(records.wrong_ends, np.int64), "right") - 1
@@ -274,7 +276,7 @@ def _lost_lines(
 def first_csv_places(path: str, number: int) -> list[tuple[int, int]]:
     """Return offset and size of the first records behind the header."""
     table = csv_of(path)
-    with open_uncompressed(path) as file:
+    with open_refusing_compressed(path) as file:
         places: list[tuple[int, int]] = []
         for offsets, sizes in table.records(file).places():
             places += zip(offsets.tolist(), sizes.tolist(), strict=True)
@@ -289,7 +291,7 @@ def row_json(path: str, file: File, number: int, offset: int, size: int) -> byte
         detail = f"record {number} has {format_bytes(size)}, and {format_bytes(_MAX_ROW_BYTES)} are read"
         raise Skip(Reason.INVALID_JSON, detail)
     _, table = _open_tables.get(path, file.version)
-    return row_as_json(table.cells(file.read(offset, size)), f"{table.name}::{number}")
+    return json_with_media_names(table.cells(file.read(offset, size)), f"{table.name}::{number}")
 
 
 def open_cell(path: str, key: str) -> File:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import NamedTuple
 
-from energon_pack.samples.media.kinds import kind_by_name
+from energon_pack.samples.media.kinds import kind_by_extension
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import MESSAGE_KEYS
@@ -92,7 +92,7 @@ class DottedKeyFinder:
         stem, _, ending = name.rpartition(".")
         num_compared = self._num_other_forms.setdefault(name, 0)
         if record[0] == "txt" and ending == "txt":  # they may be two captions, each with its medium
-            media = [name for name, *_ in parts if kind_by_name(name)]
+            media = [name for name, *_ in parts if kind_by_extension(name)]
             return any("." not in other for other in media) and any(other.startswith(f"{stem}.") for other in media)
         if record[0] != "json" or ending != "json" or min(part[2], record[2]) < 0 or num_compared >= _MAX_COMPARED:
             return False

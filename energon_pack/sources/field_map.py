@@ -18,8 +18,8 @@ import yaml
 from energon_pack.errors import PackError
 from energon_pack.run.console import say
 from energon_pack.run.files import META_FOLDER
-from energon_pack.run.plain_data import NotPlain, yaml_value
-from energon_pack.samples.media.kinds import kind_by_name
+from energon_pack.run.plain_data import NotPlain, parse_yaml
+from energon_pack.samples.media.kinds import kind_by_extension
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.storage import read_whole
@@ -87,7 +87,7 @@ def read_field_map(folder: str) -> FieldMap | None:
     """Read the field map of a prepared folder; None: it has none, and samples are read as in any tar."""
     path = os.path.join(folder, META_FOLDER, "dataset.yaml")
     try:
-        value = yaml_value(read_whole(path) or b"", _TaglessLoader)
+        value = parse_yaml(read_whole(path) or b"", _TaglessLoader)
     except (OSError, NotPlain) as error:
         raise PackError(f"{path} can't be read: {' '.join(str(error).split())[:200]}") from None
     if not isinstance(value, dict):
@@ -102,7 +102,7 @@ def read_field_map(folder: str) -> FieldMap | None:
     is_known = kind in _FIELDS_BY_TYPE or not str(about.get("__module__")).startswith("megatron.energon")
     names = _FIELDS_BY_TYPE.get(kind) or {str(name): str(name) for name in named}
     ways = {name: list(_parse_paths(str(text))) for name, text in named.items()}
-    media = [way[0] for options in ways.values() for way in options if kind_by_name(way[0])]
+    media = [way[0] for options in ways.values() for way in options if kind_by_extension(way[0])]
     fields = {ours: tuple(ways[name]) for name, ours in names.items() if name in ways and not _is_media(ways[name])}
     field_map = FieldMap(tuple(fields.items()), tuple(dict.fromkeys(media)))
     why = _refusal(field_map) if is_known else f"a {about.get('__class__')} has no question and answer, caption or text"
@@ -128,7 +128,7 @@ def _parse_paths(text: str) -> Iterator[_Path]:
 
 
 def _is_media(ways: Sequence[_Path]) -> bool:
-    return all(kind_by_name(way[0]) for way in ways)
+    return all(kind_by_extension(way[0]) for way in ways)
 
 
 def _log_unused_sample_loader(path: str, value: Mapping[str, Any]) -> None:

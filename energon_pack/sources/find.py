@@ -16,13 +16,21 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from energon_pack.errors import PackError, amount
-from energon_pack.run.address import bucket_of, is_address, lies_in, local_paths
+from energon_pack.run.address import bucket_of, is_address, lies_in, only_local_paths
 from energon_pack.sources.media_map import absolute_mapped_places
 from energon_pack.sources.mixture import Mixture
 from energon_pack.sources.other_formats import COMPRESSED_NAME, TABLE_FILE, compressed_error
 from energon_pack.sources.row_shard import RowShard
 from energon_pack.sources.shard import Shard, TarShard
-from energon_pack.sources.storage import FileState, absolute, expand, folder_of, state_of, walk, walked
+from energon_pack.sources.storage import (
+    FileState,
+    absolute,
+    folder_of,
+    resolve_source_entry,
+    state_of,
+    walk,
+    walk_subfolders,
+)
 
 #: the plan of a packed dataset
 _PLAN_FILE = re.compile(r"(?:^|/)pack_plan\.[^/]*$")
@@ -35,7 +43,7 @@ JSON_FILE = re.compile(r"(?i)\.jsonl?$")
 _ABOUT_DATASET = re.compile(r"(?:^|/)(dataset_infos|dataset_dict|state)\.json$")
 
 
-def make_shard(
+def shard_of_file(
     name: str,
     path: str,
     kind: type[Shard] = TarShard,
@@ -76,7 +84,7 @@ class Source:
     @cached_property
     def parent_folders(self) -> frozenset[Path]:
         """Return the folders of this machine in which files of the source lie."""
-        paths = local_paths(shard.real_path for shard in self.shards)
+        paths = only_local_paths(shard.real_path for shard in self.shards)
         return frozenset(map(Path, map(os.path.dirname, paths)))
 
     @property
@@ -90,7 +98,7 @@ class Source:
         return {place for media_map in maps for place in absolute_mapped_places(media_map)}
 
     @property
-    def repeated_line(self) -> str:
+    def repeated_files_note(self) -> str:
         """Return a line about files that `source.path` names several times; empty: there are none."""
         if not self.repeated:
             return ""
@@ -163,7 +171,7 @@ def find_source_of_format(form: FileFinder, path: Sequence[str]) -> Source:
     leaf_of = dict[str, FoundFile]()  # by real path
     repeated: list[tuple[str, str]] = []
     for entry in path:
-        root, inside, files = expand(os.path.expanduser(entry))
+        root, inside, files = resolve_source_entry(os.path.expanduser(entry))
         roots.append(root)
         folders += inside
         repeated += chain.from_iterable(map(_links_between_subfolders, inside))
@@ -177,10 +185,10 @@ def find_source_of_format(form: FileFinder, path: Sequence[str]) -> Source:
     if compressed := sorted(leaf.path for leaf in leaves if COMPRESSED_NAME.search(leaf.path)):
         raise compressed_error(compressed[0], len(compressed))
     shards = [
-        make_shard(name, leaf.path, leaf.shard_class, leaf.shard_fields)
+        shard_of_file(name, leaf.path, leaf.shard_class, leaf.shard_fields)
         for name, leaf in zip(name_files_for_ids(roots, [leaf.path for leaf in leaves]), leaves, strict=True)
     ]
-    local = local_paths(folders)
+    local = only_local_paths(folders)
     return Source(
         shards=sorted(form.complete_shards(path, shards), key=lambda shard: shard.name),
         folders=frozenset(Path(folder).resolve() for folder in local),
@@ -299,7 +307,7 @@ def _links_between_subfolders(folder: str) -> list[tuple[str, str]]:
     """Return the subfolders that are links to others of the same folder, which are walked once, and these others."""
     if is_address(folder):
         return []
-    links = [(here, first) for here, _, first in walked(folder) if first is not None]
+    links = [(here, first) for here, _, first in walk_subfolders(folder) if first is not None]
     return [(here, first) for here, first in links if not _lies_within(here, first)]
 
 

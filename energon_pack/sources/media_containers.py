@@ -32,7 +32,7 @@ _CONTAINERS = (*_LMDB, _ZIP, *TABLE_SUFFIXES)
 _KEY_IN_LINE = re.compile(r"\d+\+\d+/")
 
 
-def split_name(path: str) -> tuple[str, str | None]:
+def split_file_and_key(path: str) -> tuple[str, str | None]:
     """Split a path `FILE::KEY` into the file and the key; the key is None if the path names an ordinary file."""
     file, separator, key = path.partition(_SEPARATOR)
     is_inside = separator and (file.lower().endswith(_CONTAINERS) or _KEY_IN_LINE.match(key))
@@ -40,7 +40,7 @@ def split_name(path: str) -> tuple[str, str | None]:
 
 
 def joined_name(file: str, key: str) -> str:
-    """Return the path that names a key in a file: the reverse of `split_name`."""
+    """Return the path that names a key in a file: the reverse of `split_file_and_key`."""
     return f"{file}{_SEPARATOR}{key}"
 
 
@@ -111,7 +111,7 @@ def open_lmdb_value(database: str, key: str) -> InMemory:
 
 def open_medium(path: str) -> File:
     """Open an ordinary file, or a medium inside a file, by its path; raises like `open_file` and `open_inside`."""
-    file, key = split_name(path)
+    file, key = split_file_and_key(path)
     return open_file(path) if key is None else open_inside(file, key)
 
 

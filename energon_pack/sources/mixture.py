@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from energon_pack.errors import PackError
-from energon_pack.run.plain_data import yaml_value
+from energon_pack.run.plain_data import parse_yaml
 from energon_pack.sources.entry_settings import OVERRIDE_KEYS, RUN_ONLY_SETTINGS
 from energon_pack.sources.sample_ratio import TakenRows
 from energon_pack.sources.storage import absolute, folder_of, open_file, path_in
@@ -60,7 +60,7 @@ class Entry:
 def read_yaml(path: str) -> Any:
     """Return the value of a YAML file; None: it is empty, or has more than 16 MiB, which no person wrote."""
     with open_file(path) as file:
-        return yaml_value(file.read(0, file.size) if file.size <= MAX_META_BYTES else b"")
+        return parse_yaml(file.read(0, file.size) if file.size <= MAX_META_BYTES else b"")
 
 
 def read_yaml_object(path: str) -> dict[str, Any] | None:

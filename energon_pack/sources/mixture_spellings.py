@@ -19,7 +19,7 @@ from typing import Any
 from energon_pack.errors import PackError
 from energon_pack.run.address import is_address
 from energon_pack.run.console import say
-from energon_pack.sources.jsonl.meta_files import EntryChoice, read_entries, refuse_other_store
+from energon_pack.sources.jsonl.meta_files import EntryChoice, read_meta_entries, refuse_other_store
 from energon_pack.sources.media_map import MediaMap, map_advice, mapped_name, media_map_of
 from energon_pack.sources.mixture import (
     Entry,
@@ -74,7 +74,7 @@ class _NamedPlaces:
         return place
 
 
-def read_mixture(path: str, settings: SourceConfig, cwd: str) -> list[Entry] | None:
+def read_mixture_entries(path: str, settings: SourceConfig, cwd: str) -> list[Entry] | None:
     """Read the entries of a mixture from its file, in any spelling; None: the file is no mixture.
 
     `cwd`: where the paths in it are looked for, too; our own spelling has paths beside the file alone.
@@ -93,7 +93,7 @@ def read_mixture(path: str, settings: SourceConfig, cwd: str) -> list[Entry] | N
             raise PackError(f"{path}: an entry of `datasets` has no json_path: {str(wrong[0])[:80]}")
         names = _names_apart([str(item["json_path"]) for item in listed])
         return [*_file_entries(path, dict(zip(names, listed, strict=True)), _ONEVISION_KEYS, settings.datasets, places)]
-    meta = read_entries(path) if path.endswith(".json") and is_file(path) else None
+    meta = read_meta_entries(path) if path.endswith(".json") and is_file(path) else None
     if meta and any("annotation" in item for item in meta.values()):
         return [*_file_entries(path, meta, _INTERNVL_KEYS, settings.datasets, places)]
     return None

@@ -1,6 +1,6 @@
 """Replace media inside a record by names: bytes, `{bytes, path}` of `datasets`, base64. Pure.
 
-{"images": ["/9j/4AAQ…"]} ──name_media──► {"images": ["NAME/images/0"]}
+{"images": ["/9j/4AAQ…"]} ──replace_media_by_names──► {"images": ["NAME/images/0"]}
 images/0                  ──medium_at───► the image
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, unquote
 
-from energon_pack.samples.nulls import without_nulls
+from energon_pack.samples.nulls import without_null_fields
 from energon_pack.samples.skip import Reason, Skip
 
 _MEDIA_FIELDS = {"bytes", "path"}  # the fields of an image, a video or an audio in `datasets`
@@ -36,24 +36,24 @@ def parsed_base64_list(text: str) -> list[str] | None:
     return re.findall(r"['\"]([^'\"]*)['\"]", text) if _LIST_OF_BASE64.match(text) else None
 
 
-def name_media(value: Any, name: str) -> Any:
+def replace_media_by_names(value: Any, name: str) -> Any:
     """Return a JSON value with a text in place of each medium in it: `name` and the keys to it, as `NAME/images/0`."""
     if isinstance(value, dict):
         if "bytes" in value and value.keys() <= _MEDIA_FIELDS:
             return value.get("path") if value["bytes"] is None else f"{name}/bytes"
-        return {key: name_media(item, f"{name}/{quote(key, safe='')}") for key, item in value.items()}
+        return {key: replace_media_by_names(item, f"{name}/{quote(key, safe='')}") for key, item in value.items()}
     if isinstance(value, list):
-        return [name_media(item, f"{name}/{index}") for index, item in enumerate(value)]
+        return [replace_media_by_names(item, f"{name}/{index}") for index, item in enumerate(value)]
     return name if isinstance(value, bytes) or (isinstance(value, str) and _BASE64.match(value)) else value
 
 
-def row_as_json(row: Mapping[str, Any], name: str) -> bytes:
+def json_with_media_names(row: Mapping[str, Any], name: str) -> bytes:
     """Return the JSON of a table's row, with names in place of media: `name` and the keys to each, as `a.csv::3/image`.
 
     A column has a value in each row, so none of its nulls can be told from one that an author meant: none stays but the
     text of a turn that has no other content, an empty answer.
     """
-    values = without_nulls(name_media(row, name))
+    values = without_null_fields(replace_media_by_names(row, name))
     lists = {key: items for key, items in values.items() if isinstance(items, list)}
     lists = {key: [*map(_with_null_text, items, row[key])] for key, items in lists.items()}
     return json.dumps({**values, **lists}, default=str).encode()
@@ -71,7 +71,7 @@ def value_at(way: Sequence[str], item: Callable[[Any, str], Any]) -> Any:
     """Return the value at a path in a record; KeyError: there is none.
 
     Args:
-        way: the keys of the path, as `name_media` wrote them: `("images", "0")`.
+        way: the keys of the path, as `replace_media_by_names` wrote them: `("images", "0")`.
         item: called as `item(value, key)`, returns the item of a value; the first value is None: the whole record.
     """
     value: Any = None
@@ -89,7 +89,7 @@ def item_of(record: Any, value: Any, step: str) -> Any:
     return value[int(step) if isinstance(value, list) else step]
 
 
-def decoded_medium(way: Sequence[str], medium: Any) -> bytes:
+def medium_bytes(way: Sequence[str], medium: Any) -> bytes:
     """Return the bytes of a medium, decoded if they are base64.
 
     Raises:
@@ -109,8 +109,8 @@ def decoded_medium(way: Sequence[str], medium: Any) -> bytes:
 def medium_at(
     way: Sequence[str], item: Callable[[Any, str], Any], plain: Callable[[Any], Any] = lambda value: value
 ) -> bytes:
-    """Return the bytes of the medium at a path in a record; arguments and errors as `value_at` and `decoded_medium`.
+    """Return the bytes of the medium at a path in a record; arguments and errors as `value_at` and `medium_bytes`.
 
     `plain`: turns the value into bytes or text.
     """
-    return decoded_medium(way, plain(value_at(way, item)))
+    return medium_bytes(way, plain(value_at(way, item)))

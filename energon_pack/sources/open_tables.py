@@ -77,7 +77,7 @@ _kept_rows: LruCache[tuple[str, str, int], bytes] = LruCache(4 << 20, len)
 _ROWS_AT_ONCE = 16
 
 
-def kept_row(path: str, version: str, number: int, rows_from: Callable[[int], list[bytes]]) -> bytes:
+def cached_row_json(path: str, version: str, number: int, rows_from: Callable[[int], list[bytes]]) -> bytes:
     """Return the JSON of a row; if rows are read in order, those after it are made with it, which costs less.
 
     `rows_from`: returns the JSON of that row and of those after it, as many as it is told, or fewer.
@@ -123,7 +123,7 @@ def cell_item(rows: pa.Table | pa.RecordBatch, row: int, value: Any, step: str) 
 
 
 @contextmanager
-def as_bad_row(number: int) -> Iterator[None]:
+def errors_as_bad_row(number: int) -> Iterator[None]:
     """Turn an error in the block into a Skip that says that a row can't be read; a PackError ends the run."""
     try:
         yield

@@ -12,7 +12,7 @@ from energon_pack.sources.storage import File, open_file
 COMPRESSED_NAME = re.compile(r"(?i)\.(tgz|tbz2?|txz|(tar|jsonl?|csv|tsv)\.(gz|bz2|xz|zst|zstd|lz4))$")
 
 
-def unpack_command(file: Bytes) -> str | None:
+def decompress_command(file: Bytes) -> str | None:
     """Return the shell command that unpacks a file, as `gunzip`, by its first bytes; None: it is not compressed."""
     head = file.read(0, 10)
     if head[:2] == b"\x1f\x8b":
@@ -26,7 +26,7 @@ def unpack_command(file: Bytes) -> str | None:
 def compressed_error(path: str, number: int = 1) -> PackError:
     """Make the error for a compressed file. `number`: how many such files there are."""
     with open_file(path) as file:
-        command = unpack_command(file)
+        command = decompress_command(file)
     more = f" (and {number - 1} more)" if number > 1 else ""
     if command is None:
         return PackError(f"{path}{more} is called as a compressed file, and is none: rename it")
@@ -36,14 +36,14 @@ def compressed_error(path: str, number: int = 1) -> PackError:
 
 
 @contextmanager
-def open_uncompressed(path: str) -> Iterator[File]:
+def open_refusing_compressed(path: str) -> Iterator[File]:
     """Open a file; raises PackError if it is compressed or can't be opened."""
     try:
         file = open_file(path)
     except OSError as error:
         raise PackError(f"{path}: {error.strerror}") from None
     with file:
-        if unpack_command(file):
+        if decompress_command(file):
             raise compressed_error(path)
         yield file
 

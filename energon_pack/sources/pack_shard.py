@@ -18,7 +18,7 @@ import pyarrow as pa
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import parse_json
-from energon_pack.samples.flavors import flavor_by_name, reading_problem
+from energon_pack.samples.flavors import packed_flavor_or_default, reading_problem
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.flavors.schema import wrong_fields
 from energon_pack.samples.parts import has_references
@@ -114,7 +114,7 @@ def _pack_form(name: str) -> PackForm:
     """Return the form of packs with this name: that of another tool, or of a flavour of this package."""
     if foreign := next((form for form in FOREIGN_FORMS if form.name == name), None):
         return foreign
-    flavor = flavor_by_name(name)
+    flavor = packed_flavor_or_default(name)
     return PackForm(name, flavor.schema, frozenset(flavor.optional), partial(_members_by_flavor, flavor))
 
 
@@ -173,7 +173,7 @@ def _form_in(folder: str, tars: list[str]) -> str | None:
             raise PackError(f"{folder}: its media lie in its source (output.media=reference): pack that source again")
         if not any(name in value for name in ("messages", "prompts")):
             raise PackError(f"{folder}: its packs hold no messages (output.messages=false): pack its source again")
-    return flavor_by_name(written.get("flavor")).name
+    return packed_flavor_or_default(written.get("flavor")).name
 
 
 def _first_samples(tar: str) -> list[tuple[dict[str, Any], list[str]]]:

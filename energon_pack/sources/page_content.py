@@ -33,7 +33,7 @@ class PageBytes(Protocol):
 
 
 @dataclass(frozen=True)
-class PlainPage:
+class UncompressedPage:
     """A page that is not compressed."""
 
     offset: int
@@ -130,7 +130,7 @@ def content_of(
         size: bytes of the page after decompression.
     """
     if codec is None:
-        return PlainPage(offset, size)
+        return UncompressedPage(offset, size)
     whole = CompressedPage(codec, offset, packed_size, size, file_id)
     return (_find_elements(file, whole) if codec == "snappy" else None) or whole
 

@@ -236,7 +236,7 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def put_placeholders(row: dict[str, Any], way: LeafPath, are_not_null: Sequence[bool]) -> None:
+def put_empty_bytes(row: dict[str, Any], way: LeafPath, are_not_null: Sequence[bool]) -> None:
     """Put b"" into a row for each value of a column that was not read, or None for a value that is null.
 
     Args:

@@ -21,15 +21,15 @@ from energon_pack.run.expansion_bounds import BoundExceeded, bounded
 from energon_pack.run.lru_cache import LruCache
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources.named_bytes import medium_at, row_as_json
+from energon_pack.sources.named_bytes import json_with_media_names, medium_at
 from energon_pack.sources.open_tables import (
     GroupKey,
     OpenTables,
-    as_bad_row,
     as_pack_errors,
+    cached_row_json,
     cell_item,
+    errors_as_bad_row,
     find_row,
-    kept_row,
     row_and_way,
 )
 from energon_pack.sources.parquet_footer import ColumnChunk, read_chunks
@@ -41,7 +41,7 @@ from energon_pack.sources.parquet_pages import (
     is_read_by_pages,
     leaf_paths,
     plain_type,
-    put_placeholders,
+    put_empty_bytes,
     read_bytes_column,
 )
 from energon_pack.sources.storage import File, FileState, InMemory
@@ -55,7 +55,7 @@ _BUFFER_BYTES = 1 << 14  # small, because columns of images lie between columns 
 
 
 @dataclass
-class Table:
+class ParquetTable:
     """An open Parquet file, whose rows are read one row group at a time."""
 
     file: File
@@ -86,7 +86,7 @@ class Table:
         return [leaf.path for leaf in leaves if _is_text(leaf)]
 
 
-def _read_table(path: str, file: File) -> Table:
+def _read_table(path: str, file: File) -> ParquetTable:
     with bounded(2 * (MAX_GROUP_BYTES + MEMORY_PER_BYTE * file.size)):
         table = _table_of_file(path, file)
     if table.group_starts[-1] > _MAX_ROWS_PER_BYTE * file.size:
@@ -96,7 +96,7 @@ def _read_table(path: str, file: File) -> Table:
     return table
 
 
-def _table_of_file(path: str, file: File) -> Table:
+def _table_of_file(path: str, file: File) -> ParquetTable:
     parquet = pq.ParquetFile(as_file(file, _BUFFER_BYTES))
     chunks = read_chunks(file)
     leaves = [number for number in range(len(parquet.schema)) if _is_text(parquet.schema.column(number))]
@@ -106,7 +106,7 @@ def _table_of_file(path: str, file: File) -> Table:
         raise ValueError(f"its row groups do not have its {parquet.metadata.num_rows} rows")
     _check_sizes(path, chunks, {*leaves}, [way.count(EACH_ELEMENT) > 1 for way in leaf_paths(parquet.schema_arrow)])
     text_lens = [max(1, size // max(1, num)) for size, num in zip(texts, lens, strict=True)]
-    return Table(file, parquet, chunks, lens, text_lens)
+    return ParquetTable(file, parquet, chunks, lens, text_lens)
 
 
 def _check_sizes(path: str, groups: Sequence[Sequence[ColumnChunk]], texts: set[int], are_deep: Sequence[bool]) -> None:
@@ -144,7 +144,7 @@ _kept_columns: LruCache[tuple[GroupKey, int], tuple[BytesColumn | None]] = LruCa
 )
 
 
-def table_of(path: str) -> Table:
+def table_of(path: str) -> ParquetTable:
     """Return the table of a Parquet file, opened if it was not; raises PackError if it can't be read as Parquet."""
     with as_pack_errors(path, "parquet"):
         return _open_tables.get(path)[1]
@@ -155,27 +155,27 @@ def row_json(path: str, version: str, number: int) -> bytes:
 
     `version`: the file's version when it was found; `number`: the row's number in the file, from 0.
     """
-    with as_bad_row(number):
+    with errors_as_bad_row(number):
         table, key, row = find_row(_open_tables, path, version, number)
         try:
-            return kept_row(path, version, number, partial(_rows_as_json, table, key, row))
+            return cached_row_json(path, version, number, partial(_rows_as_json, table, key, row))
         except BoundExceeded:
             raise Skip(
                 Reason.INVALID_JSON, f"row group {key[2]} takes more than {format_bytes(MAX_GROUP_BYTES)}: {_ADVICE}"
             ) from None
 
 
-def _rows_as_json(table: Table, key: GroupKey, first: int, number: int) -> list[bytes]:
+def _rows_as_json(table: ParquetTable, key: GroupKey, first: int, number: int) -> list[bytes]:
     """Return the JSON of rows of a group, with names in place of bytes; raises BoundExceeded."""
     path, _, index = key
     name, start = os.path.basename(path), table.group_starts[index] + first
     with bounded(table.group_memory_limit(index)):
         values = _rows_without_bytes(table, key, first, number)
         values = _read_group(table, key).slice(first, number).to_pylist() if values is None else values
-        return [row_as_json(row, f"{name}::{start + place}") for place, row in enumerate(values)]
+        return [json_with_media_names(row, f"{name}::{start + place}") for place, row in enumerate(values)]
 
 
-def _rows_without_bytes(table: Table, key: GroupKey, first: int, number: int) -> list[Any] | None:
+def _rows_without_bytes(table: ParquetTable, key: GroupKey, first: int, number: int) -> list[Any] | None:
     """Read some rows of a group with b"" in place of any bytes; None: the group has to be read whole."""
     columns = []
     for way, leaf in table.bytes_columns.items():
@@ -188,7 +188,7 @@ def _rows_without_bytes(table: Table, key: GroupKey, first: int, number: int) ->
     rows = rows or [{} for _ in range(number)]
     for way, column in columns:
         for place, row in enumerate(rows):
-            put_placeholders(row, way, column.are_not_null(first + place))
+            put_empty_bytes(row, way, column.are_not_null(first + place))
     return rows
 
 
@@ -223,7 +223,7 @@ def open_cell(path: str, key: str) -> File:
     return InMemory(data, version)
 
 
-def _find_in_page(table: Table, group: GroupKey, row: int, way: list[str]) -> ValuePlace | None:
+def _find_in_page(table: ParquetTable, group: GroupKey, row: int, way: list[str]) -> ValuePlace | None:
     """Return the place of a value, by its row in the group, and the keys to it; None: pyarrow has to read it."""
     lists = [step for step in way[1:] if step.isdecimal()]
     if len(lists) > 1:
@@ -233,7 +233,7 @@ def _find_in_page(table: Table, group: GroupKey, row: int, way: list[str]) -> Va
     return None if column is None else column.value_place(row, int(lists[0]) if lists else 0)
 
 
-def _bytes_column(table: Table, group: GroupKey, leaf: int) -> BytesColumn | None:
+def _bytes_column(table: ParquetTable, group: GroupKey, leaf: int) -> BytesColumn | None:
     """Find the values of the bytes column with the number `leaf` in a row group; None: only pyarrow can read them."""
     kept = _kept_columns.get((group, leaf))
     if kept is None:
@@ -250,7 +250,7 @@ def _bytes_column(table: Table, group: GroupKey, leaf: int) -> BytesColumn | Non
     return kept[0]
 
 
-def _read_group(table: Table, key: GroupKey, has_bytes: bool = True) -> pa.Table:
+def _read_group(table: ParquetTable, key: GroupKey, has_bytes: bool = True) -> pa.Table:
     """Return the rows of a group, with or without columns of bytes, and keep them; raises BoundExceeded."""
     kept = _kept_groups.get((key, has_bytes))
     if kept is None:

@@ -14,7 +14,7 @@ from braceexpand import braceexpand
 from energon_pack.errors import PackError
 from energon_pack.run.expansion_bounds import BoundExceeded, bounded
 from energon_pack.run.files import META_FOLDER
-from energon_pack.run.plain_data import parse_json, yaml_value
+from energon_pack.run.plain_data import parse_json, parse_yaml
 from energon_pack.sources.storage import absolute, folder_of, read_whole
 
 _MAX_NAMES_BYTES, _MAX_NAMES_SECONDS = 1 << 30, 60.0  # what the names of a split may take: bytes, seconds of the CPU
@@ -137,7 +137,7 @@ def _load_first_existing(folder: str, names: tuple[str, ...]) -> dict[str, Any] 
             data = read_whole(path)
             if data is None:
                 continue
-            value = parse_json(data) if name.endswith(".json") else yaml_value(data)
+            value = parse_json(data) if name.endswith(".json") else parse_yaml(data)
         except PackError:  # a store does not answer
             raise
         except (OSError, ValueError) as error:

@@ -12,7 +12,7 @@ from energon_pack.samples.record import Record
 from energon_pack.samples.sample import AnyPart, Part
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.blockwise import max_ahead_bytes
-from energon_pack.sources.media_containers import OpenFiles, open_medium, split_name
+from energon_pack.sources.media_containers import OpenFiles, open_medium, split_file_and_key
 from energon_pack.sources.media_map import why_missing
 from energon_pack.sources.referenced_media import ends_of
 from energon_pack.sources.rows import MeasuredRow, SampleRow
@@ -194,7 +194,7 @@ NOT_THERE = FileState(-1, "")
 def state_of_medium(path: str) -> FileState | None:
     """Return size and version of a medium as it is now; None: it can't be read."""
     try:
-        if split_name(path)[1] is None:
+        if split_file_and_key(path)[1] is None:
             return state_of_file(path)
         file = open_medium(path)
     except (OSError, KeyError, ValueError, Skip):

@@ -24,7 +24,7 @@ END_BYTES = 1024
 MEDIA_AT_ONCE = 32
 
 
-class Ends(NamedTuple):
+class EndBytes(NamedTuple):
     """The first and the last bytes of a part of a source, and the tar header before it."""
 
     header: bytes  # the header in the tar; empty for a separate file
@@ -49,11 +49,11 @@ def end_ranges(offset: int, size: int) -> list[tuple[int, int]]:
     return [(offset, end), (offset + size - end, end)]
 
 
-def ends_of(file: Bytes, offset: int, size: int, lead: int) -> Ends:
+def ends_of(file: Bytes, offset: int, size: int, lead: int) -> EndBytes:
     """Read the first and last bytes of a part, and the `lead` bytes of the tar header before it."""
     (first, end), last = end_ranges(offset, size)
     head = file.read(first - lead, lead + end)
-    return Ends(head[:lead], head[lead:], file.read(*last))
+    return EndBytes(head[:lead], head[lead:], file.read(*last))
 
 
 class SourceMedia:
@@ -105,7 +105,7 @@ class SourceMedia:
             return path, int(where[0]), BLOCK
         return joined_name(path, str(where[0])) if where else path, 0, 0
 
-    def _refuse_changed(self, reference: Reference, ends: Ends, size: int | None) -> None:
+    def _refuse_changed(self, reference: Reference, ends: EndBytes, size: int | None) -> None:
         """Raise PackError if the checksum of `ends`, or `size`, the bytes that were found, is not the packed one."""
         if size != reference.size or ends.checksum != reference.checksum:
             path, offset, lead = self._place(reference)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from energon_pack.errors import one_line
 from energon_pack.run.address import bucket_of
-from energon_pack.samples.dialects.pictures import refuse_address
+from energon_pack.samples.dialects.pictures import refuse_url
 from energon_pack.samples.keys import similar_key_hint
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record
@@ -19,7 +19,7 @@ from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.user_map import map_record
 from energon_pack.sources.jsonl import line_index
 from energon_pack.sources.jsonl.dialects import RowSettings, parse_row
-from energon_pack.sources.media_containers import joined_name, path_in_archive, split_name
+from energon_pack.sources.media_containers import joined_name, path_in_archive, split_file_and_key
 from energon_pack.sources.media_map import mapped_buckets, mapped_name
 from energon_pack.sources.rows import SampleRow
 from energon_pack.sources.source_file import LookUp, SourceFile, relative_path
@@ -65,7 +65,7 @@ class RowShard(SourceFile):
         return SampleRow(str(key), line_index.ROW_PART, *place)
 
     def path_of(self, name: str) -> str:
-        file, key = split_name(name)
+        file, key = split_file_and_key(name)
         if key is not None and file == os.path.basename(self.path):
             return joined_name(self.path, key)
         name = mapped_name(name, self.row_settings.media_map)
@@ -108,7 +108,7 @@ class RowShard(SourceFile):
     def _allowed_name(self, name: str) -> str:
         """Return the name of a medium; raises Skip for an address on a store that no setting names, and for a URL."""
         rows, mapped = self.row_settings, mapped_name(name, self.row_settings.media_map)
-        refuse_address(mapped, "it names")
+        refuse_url(mapped, "it names")
         bucket = bucket_of(mapped)
         if not rows.remote_media and bucket not in ("", bucket_of(self.media_root), *mapped_buckets(rows.media_map)):
             detail = f"{name!r} is on another store than source.media_root; source.remote_media=true reads it there"
@@ -121,5 +121,5 @@ class RowShard(SourceFile):
         return folder_of(self.media_root) if path_in_archive(self.media_root, "") else self.media_root
 
     def place(self, part: AnyPart, root: str) -> tuple[str | int, ...]:
-        path, key = split_name(relative_path(root, self.path_of(part.name)))
+        path, key = split_file_and_key(relative_path(root, self.path_of(part.name)))
         return (path,) if key is None else (path, key)

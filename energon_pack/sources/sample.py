@@ -1,8 +1,8 @@
 """Read a sample, from its row to its messages, its media and the times of its frames.
 
     IndexRow    ──read_sample──►     media are searched, their headers read, and put in the order of their placeholders
-    MeasuredRow ──read_again──►      the headers of its media are read again
-    MeasuredRow ──read_text_only──►  its media are not opened, because their bytes are only copied
+    MeasuredRow ──read_measured_sample──►      the headers of its media are read again
+    MeasuredRow ──read_without_opening_media──►  its media are not opened, because their bytes are only copied
 
 All three then do the same: JSON ─► record ─► placeholders ─► patch positions ─► times ─► `ReadSample`.
 """
@@ -28,12 +28,12 @@ from energon_pack.samples.media.kinds import KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe_part
 from energon_pack.samples.media.requested import with_requested_settings
-from energon_pack.samples.missing_pictures import find_document_pictures, names_pictures_in_place
+from energon_pack.samples.missing_pictures import find_document_pictures, is_document_with_named_pictures
 from energon_pack.samples.options import options_of
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import AnyPart, MediaPart, Part, media_type, media_type_by_name
-from energon_pack.samples.settings import MissingMedia, ReadSettings
+from energon_pack.samples.settings import MissingPicturePolicy, ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.unread_media import media_file_names, refuse_unread_media, unread_media_skip
 from energon_pack.sources.reader import Reader
@@ -93,7 +93,7 @@ def _find_media(
 
     `find`: returns the media that a record lists, in that order; raises Skip if one is missing.
     """
-    if not names_pictures_in_place(record):
+    if not is_document_with_named_pictures(record):
         return record, find(record)
 
     def picture(name: str) -> Part:
@@ -141,29 +141,33 @@ def _guess_media_type_by_names(raw: bytes) -> str | None:
     return media_type_by_name(list(media_file_names(value))) or (media_type(kinds) if kinds else None)
 
 
-def read_again(reader: Reader, shard: Shard, row: MeasuredRow, settings: ReadSettings) -> ReadSample:
+def read_measured_sample(reader: Reader, shard: Shard, row: MeasuredRow, settings: ReadSettings) -> ReadSample:
     """Read a measured sample again, with the headers of its media."""
-    return with_headers(reader, shard, read_text_only(reader, shard, row, settings, reader.raw(shard, row)))
+    return with_headers(reader, shard, read_without_opening_media(reader, shard, row, settings, reader.raw(shard, row)))
 
 
 def with_headers(reader: Reader, shard: Shard, sample: ReadSample) -> ReadSample:
-    """Return a sample of `read_text_only` with its `media` filled in: read from the headers of their files."""
+    """Return a sample of `read_without_opening_media` with its `media`, read from the headers of their files."""
     media = _read_headers(reader, shard, sample.parts)
     return sample._replace(media=_with_requested(reader, shard, sample.parts, media, sample.fields))
 
 
-def read_text_only(reader: Reader, shard: Shard, row: MeasuredRow, settings: ReadSettings, raw: bytes) -> ReadSample:
+def read_without_opening_media(
+    reader: Reader, shard: Shard, row: MeasuredRow, settings: ReadSettings, raw: bytes
+) -> ReadSample:
     """Read a measured sample from its JSON or text, `raw`; its media are not opened, and `media` is empty."""
     kinds = row.cut.sample_media_kinds if row.cut else [part.kind for part in row.parts]
     record, key = shard.read_record(raw, row.record_part, bool(kinds), settings), source_key(row.key)
-    if settings.missing_media is MissingMedia.remove and names_pictures_in_place(record):  # as when it was measured
+    if settings.missing_media is MissingPicturePolicy.remove and is_document_with_named_pictures(
+        record
+    ):  # as when it was measured
         parts = {part.name: Part(*part[:3]) for part in row.parts}
         find = partial(shard.media, key=key, parts=[*parts.values()], look_up=partial(_find_measured_part, parts))
         record, _ = _find_media(record, settings, find)
     placed = placed_record(record, kinds)
     positions, marks = _read_positions_and_times(reader, shard, placed, key, row.positions)
     sample = ReadSample.of_record(raw, placed, [] if row.cut else row.parts, [], positions, marks)
-    return cut_part(sample, row.cut)._replace(parts=row.parts) if row.cut else sample
+    return cut_sample(sample, row.cut)._replace(parts=row.parts) if row.cut else sample
 
 
 def _find_measured_part(parts: Mapping[str, Part], name: str) -> Part:
@@ -173,7 +177,7 @@ def _find_measured_part(parts: Mapping[str, Part], name: str) -> Part:
     return parts[name]
 
 
-def cut_part(whole: ReadSample, cut: Cut) -> ReadSample:
+def cut_sample(whole: ReadSample, cut: Cut) -> ReadSample:
     """Return the part of a sample that a cut selects: some turns, with their media, fields and times."""
     if cut.form == REJECTED:
         whole = whole._replace(messages=[*whole.rejected])
@@ -203,10 +207,10 @@ def read_header(reader: Reader, shard: Shard, part: AnyPart, decodes_videos: boo
     medium = probe_part(file, part)
     if not decodes_videos or medium.kind != VIDEO.kind:
         return medium
-    from energon_pack.samples.media.streams import errors_as_skip, num_decoded
+    from energon_pack.samples.media.streams import count_frames_by_decoding, errors_as_skip
 
     with errors_as_skip("video"):
-        return replace(medium, num_frames=num_decoded(as_file(ByteRange(file, part.offset, part.size))))
+        return replace(medium, num_frames=count_frames_by_decoding(as_file(ByteRange(file, part.offset, part.size))))
 
 
 def _with_requested(

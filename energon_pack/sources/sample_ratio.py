@@ -48,14 +48,14 @@ def drawn_rows(num_rows: int, which: TakenRows | float, name: str, seed: int) ->
     return np.repeat(np.arange(num_rows), count)
 
 
-def copy_numbers(rows: Ints) -> Ints:
+def earlier_occurrences(rows: Ints) -> Ints:
     """Count for each of these ascending row numbers its earlier occurrences: [3, 3, 5] gives [0, 1, 0]."""
     first: Ints = np.searchsorted(rows, rows)
     return np.arange(len(rows)) - first
 
 
 def drawn_keys(keys: Sequence[str], rows: Ints, copies: Ints) -> list[str]:
-    """Return the key of each drawn row; its second draw ends with `@2`. `copies`: what `copy_numbers(rows)` returns."""
+    """Return the key of each drawn row; its second draw ends with `@2`. `copies`: from `earlier_occurrences(rows)`."""
     pairs = zip(rows.tolist(), copies.tolist(), strict=True)
     return [f"{keys[row]}@{copy + 1}" if copy else keys[row] for row, copy in pairs]
 

@@ -23,7 +23,7 @@ from energon_pack.sources.field_map import FieldMap
 from energon_pack.sources.jsonl import line_index
 from energon_pack.sources.jsonl.coco import with_image_name
 from energon_pack.sources.media_containers import joined_name
-from energon_pack.sources.named_bytes import may_have_base64, name_media
+from energon_pack.sources.named_bytes import may_have_base64, replace_media_by_names
 from energon_pack.sources.row_shard import RowShard
 from energon_pack.sources.rows import SampleRow
 from energon_pack.sources.settings import Format
@@ -130,7 +130,9 @@ class JsonlShard(RowShard):
             value = parse_json(raw)
         except ValueError:  # `record` reports it
             return raw
-        return json.dumps(name_media(value, joined_name(os.path.basename(self.path), f"{offset}+{size}"))).encode()
+        return json.dumps(
+            replace_media_by_names(value, joined_name(os.path.basename(self.path), f"{offset}+{size}"))
+        ).encode()
 
     def digest(self) -> str:
         return line_index.file_digest(self.path)

@@ -14,7 +14,7 @@ from energon_pack.samples.record import Record, with_use_audio_setting
 from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.entry_settings import NO_SETTINGS, EntrySettings
-from energon_pack.sources.media_containers import split_name
+from energon_pack.sources.media_containers import split_file_and_key
 from energon_pack.sources.rows import SampleRow
 from energon_pack.sources.sample_ratio import drawn_rows, source_key
 from energon_pack.sources.settings import Format
@@ -111,7 +111,7 @@ class SourceFile:
 
     def is_inside(self, name: str) -> bool:
         """Tell whether the medium of this name lies in this file."""
-        return split_name(self.path_of(name))[0] == self.path
+        return split_file_and_key(self.path_of(name))[0] == self.path
 
     def path_of(self, name: str) -> str:
         """Return the path to open for a medium, by its name in a sample; `FILE::KEY` for one inside another file."""

@@ -33,14 +33,14 @@ from energon_pack.sources.find import (
 )
 from energon_pack.sources.jsonl.row_files import RowFileFinder, without_extensions, without_ledgers_and_sidecars
 from energon_pack.sources.mixture import Entry, Mixture, check_entries, read_entries_of_config
-from energon_pack.sources.mixture_spellings import read_mixture
+from energon_pack.sources.mixture_spellings import read_mixture_entries
 from energon_pack.sources.pack_shard import with_pack_shards
 from energon_pack.sources.prepared_folder import SplitSelection
 from energon_pack.sources.row_shard import RowShard
 from energon_pack.sources.sample_ratio import TakenRows
 from energon_pack.sources.settings import Format, SourceConfig
 from energon_pack.sources.shard import JsonlShard, Shard, TarShard
-from energon_pack.sources.storage import expand, folder_of, real_path, walk
+from energon_pack.sources.storage import folder_of, real_path, resolve_source_entry, walk
 from energon_pack.sources.table_files import TableFinder, is_parquet, say_left_out, tables_in
 from energon_pack.sources.table_shard import TableShard
 
@@ -104,7 +104,7 @@ def _read_entries(settings: SourceConfig, path: Any, cwd: str) -> list[Entry] | 
     if isinstance(path, Mapping):
         return check_entries("source.path", read_entries_of_config(path))
     path = path[0] if isinstance(path, list) and len(path) == 1 else path
-    entries = read_mixture(path, settings, cwd) if isinstance(path, str) else None
+    entries = read_mixture_entries(path, settings, cwd) if isinstance(path, str) else None
     return entries and check_entries(path, entries)
 
 
@@ -175,7 +175,7 @@ class FoundForms(NamedTuple):
 
 def find_forms(entry: str) -> FoundForms:
     """Return the formats of the files of an entry of `source.path`, by their extensions (unknown ones: JSONL)."""
-    _, folders, files = expand(entry)
+    _, folders, files = resolve_source_entry(entry)
     forms, stems = set(map(_form_of_file, files)), set[str]()
     tables, unread = list[str](), list[str]()
     for folder in folders:
@@ -219,7 +219,7 @@ def _lmdb_advice(folders: Sequence[str]) -> str:
     return f'; an LMDB is no list of samples: a line names its values, as {{"messages": [], "images": ["{name}::KEY"]}}'
 
 
-def source_line(source: Source, num_samples: int | None = None) -> str:
+def source_summary(source: Source, num_samples: int | None = None) -> str:
     """Return a line that describes a source: `Parquet, 12 files; media in /data/images; 24,000 samples`.
 
     `num_samples`: the samples in the whole source; None: not known.

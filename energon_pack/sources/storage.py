@@ -67,7 +67,7 @@ class _ReadCounter:
     num_bytes = 0
 
 
-def with_bytes_read(function: Callable[[Job], Result], job: Job) -> tuple[Result, int]:
+def call_counting_bytes(function: Callable[[Job], Result], job: Job) -> tuple[Result, int]:
     """Call a function with a job; return its result, and how many bytes of files this process read meanwhile."""
     before = _ReadCounter.num_bytes
     return function(job), _ReadCounter.num_bytes - before
@@ -108,7 +108,7 @@ class InMemory(File):
         return self._data[offset : offset + size]
 
 
-class StoredFile(File):
+class ObjectStoreFile(File):
     """An object on a store; its bytes are requested in blocks, or in advance by `read_ahead`."""
 
     def __init__(self, address: str, state: FileState):
@@ -125,7 +125,7 @@ class StoredFile(File):
 
 def read_ahead(ranges_of: Sequence[tuple[File, Sequence[tuple[int, int]]]]) -> None:
     """Request (offset, size) ranges of files on object stores before they are read; local files need no request."""
-    if objects := [(file.blocks, ranges) for file, ranges in ranges_of if isinstance(file, StoredFile)]:
+    if objects := [(file.blocks, ranges) for file, ranges in ranges_of if isinstance(file, ObjectStoreFile)]:
         from energon_pack.sources import blockwise
 
         blockwise.read_ahead(objects)
@@ -146,7 +146,7 @@ def open_file(path: str | os.PathLike[str], expected: FileState | None = None) -
             from energon_pack.run import stores
 
             expected = FileState(*stores.find(str(path)))
-        return StoredFile(str(path), expected)
+        return ObjectStoreFile(str(path), expected)
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for its writer
     state = _state(os.fstat(fd))
     if state is None:
@@ -218,7 +218,7 @@ def _real_folder(folder: str, working: str) -> str:
     return os.path.realpath(folder)
 
 
-def expand(entry: str) -> tuple[str, list[str], list[str]]:
+def resolve_source_entry(entry: str) -> tuple[str, list[str], list[str]]:
     """Resolve an entry of `source.path`: a folder, a file, a glob, or an address; PackError: it does not exist.
 
     Returns:
@@ -227,7 +227,7 @@ def expand(entry: str) -> tuple[str, list[str], list[str]]:
     if is_address(entry):
         from energon_pack.sources import store_listing
 
-        return store_listing.expand(entry)
+        return store_listing.resolve_address(entry)
     if os.path.isdir(entry):
         return entry, [entry], []
     if os.path.isfile(entry):
@@ -248,13 +248,13 @@ def walk(folder: str, pattern: re.Pattern[str]) -> list[str]:
         return store_listing.walk(folder, pattern)
     return [
         os.path.join(here, name)
-        for here, files, first in walked(folder)
+        for here, files, first in walk_subfolders(folder)
         for name in files
         if first is None and not name.startswith(".") and pattern.search(name)
     ]
 
 
-def walked(folder: str) -> Iterator[tuple[str, list[str], str | None]]:
+def walk_subfolders(folder: str) -> Iterator[tuple[str, list[str], str | None]]:
     """Yield each subfolder with its files; a link to one that came before, with the first path of that one."""
     seen: dict[tuple[int, int], str] = {}
     for here, folders, files in os.walk(folder, followlinks=True, onerror=_raise_error):

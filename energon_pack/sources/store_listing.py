@@ -8,23 +8,23 @@ from pathlib import PurePosixPath
 from energon_pack.errors import PackError
 from energon_pack.run import stores
 from energon_pack.run.address import parent, tidy_address
-from energon_pack.run.stores.requests import Found
+from energon_pack.run.stores.requests import SizeAndVersion
 
 _GLOB_CHARACTER = re.compile(r"[*?\[]")
 
 
 #: state of objects from listing their folder, until it is used: so no object is requested twice
-_LISTED_OBJECTS: dict[str, Found] = {}
+_LISTED_OBJECTS: dict[str, SizeAndVersion] = {}
 #: the folder that was expanded last; it is then searched for files of each form
-_EXPANDED_FOLDER: dict[str, dict[str, Found]] = {}
+_EXPANDED_FOLDER: dict[str, dict[str, SizeAndVersion]] = {}
 
 
-def state_of(address: str) -> Found:
+def state_of(address: str) -> SizeAndVersion:
     """Return size and version of an object: from an earlier listing, if it was in one, else from the store."""
     return _LISTED_OBJECTS.pop(address, None) or stores.find(address)
 
 
-def expand(entry: str) -> tuple[str, list[str], list[str]]:
+def resolve_address(entry: str) -> tuple[str, list[str], list[str]]:
     """Resolve an address in `source.path`, of a folder, an object or a glob; returns what `storage.expand` returns."""
     entry = tidy_address(entry)
     if _GLOB_CHARACTER.search(entry):
@@ -57,12 +57,12 @@ def walk(folder: str, pattern: re.Pattern[str]) -> list[str]:
     ]
 
 
-def list_folder(folder: str, below: Collection[str]) -> dict[str, Found | None]:
+def list_folder(folder: str, below: Collection[str]) -> dict[str, SizeAndVersion | None]:
     """List a folder on a store as `storage.list_folder`; an object that only stands for a subfolder is left out."""
     objects = {address[len(folder) + 1 :]: states for address, states in stores.list_recursively(folder).items()}
     around = {name: [above.as_posix() for above in PurePosixPath(name).parents][:-1] for name in objects}
     folders = set(chain.from_iterable(around.values()))
-    states: dict[str, Found | None] = {}
+    states: dict[str, SizeAndVersion | None] = {}
     for name, state in objects.items():
         closed = next((above for above in reversed(around[name]) if above not in below), None)
         if closed is not None:

@@ -30,7 +30,7 @@ class TableFinder(RowFileFinder):
     def files_in(self, folder: str) -> list[str]:
         files, unread = tables_in(folder, self._stems or ())
         say_left_out(folder, unread if self._stems is None else ())
-        return files_of_split(folder, files, self._settings.split, split_folders(folder))
+        return files_of_split(folder, files, self._settings.split, folders_of_splits(folder))
 
 
 def say_left_out(entry: str, unread: Collection[str]) -> None:
@@ -91,7 +91,7 @@ def _saved_files(state: str) -> set[str] | None:
     return {path_in(folder_of(state), name) for name in names if isinstance(name, str)}
 
 
-def split_folders(folder: str) -> dict[str, str]:
+def folders_of_splits(folder: str) -> dict[str, str]:
     """Return the folders in a folder that are splits of a saved DatasetDict, each with the name of its split."""
     folders: dict[str, str] = {}
     for file in walk(folder, _SPLITS):

@@ -21,7 +21,7 @@ def is_text_table(path: str) -> bool:
     return table_extension(path) in (".csv", ".tsv")
 
 
-def table_of(path: str) -> parquet_rows.Table | arrow_rows.ArrowTable:
+def columnar_table_of(path: str) -> parquet_rows.ParquetTable | arrow_rows.ArrowTable:
     """Return a table whose rows are read in groups; raises PackError if it can't be read."""
     return arrow_rows.table_of(path) if table_extension(path) == ".arrow" else parquet_rows.table_of(path)
 
@@ -30,7 +30,7 @@ def column_names(path: str) -> list[str]:
     """Return the names of a table's columns; raises PackError if it can't be read."""
     if is_text_table(path):
         return csv_rows.csv_of(path).columns
-    table = table_of(path)
+    table = columnar_table_of(path)
     schema: pa.Schema = table.schema if isinstance(table, arrow_rows.ArrowTable) else table.parquet.schema_arrow
     return [*schema.names]
 

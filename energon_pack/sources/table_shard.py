@@ -13,14 +13,14 @@ from energon_pack.samples.dialects.rewrite import FILE_NAME_KEY
 from energon_pack.samples.media.kinds import MEDIA_KEYS
 from energon_pack.sources.arrow_rows import ArrowTable
 from energon_pack.sources.csv_rows import delimiter_name, first_csv_places, index_csv
-from energon_pack.sources.jsonl.line_index import file_digest, index_table
+from energon_pack.sources.jsonl.line_index import file_digest, make_index_table
 from energon_pack.sources.other_formats import TABLE_FILE
 from energon_pack.sources.row_shard import RowShard
 from energon_pack.sources.rows import SampleRow
 from energon_pack.sources.sample_ratio import source_key
 from energon_pack.sources.settings import Format
 from energon_pack.sources.storage import File
-from energon_pack.sources.table_rows import column_names, is_text_table, row_json, table_extension, table_of
+from energon_pack.sources.table_rows import column_names, columnar_table_of, is_text_table, row_json, table_extension
 
 _HASHED_HEAD_BYTES, _HASHED_TAIL_BYTES = 64 << 10, 1 << 20
 #: a part of the key of kept lengths: the name that this class has had since they are kept
@@ -58,18 +58,18 @@ class TableShard(RowShard):
     def index(self) -> pa.Table:
         if is_text_table(self.path):
             return index_csv(self.path)
-        table = table_of(self.path)
+        table = columnar_table_of(self.path)
         sizes = np.repeat(np.array(table.text_lens, np.int64), table.group_lens)
         damage = table.damage if isinstance(table, ArrowTable) else []
         sizes = np.append(sizes, [0] * len(damage)).astype(np.int64)
         numbers = np.arange(len(sizes))
-        return index_table(numbers, numbers, sizes, self.digest(), [detail for _, detail in damage], damage)
+        return make_index_table(numbers, numbers, sizes, self.digest(), [detail for _, detail in damage], damage)
 
     def first_rows(self, number: int) -> list[SampleRow]:
         if is_text_table(self.path):
             places = first_csv_places(self.path, number)
         else:
-            places = [(row, 0) for row in range(min(number, table_of(self.path).group_starts[-1]))]
+            places = [(row, 0) for row in range(min(number, columnar_table_of(self.path).group_starts[-1]))]
         return [self._make_sample_row(*place) for place in enumerate(places)]
 
     def raw_of(self, file: File, row: SampleRow, lead: int = 0) -> bytes:

@@ -12,14 +12,14 @@ from itertools import pairwise
 import pyarrow as pa
 
 from energon_pack.samples.documents import document_of
-from energon_pack.samples.preference import not_a_pair
+from energon_pack.samples.preference import not_a_pair_skip
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record, caption_record, parse_record
 from energon_pack.samples.settings import ReadSettings, SampleType
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.user_map import map_record
 from energon_pack.sources.dotted_keys import DottedFile, DottedKeyFinder, Member, dotted_key_message
-from energon_pack.sources.other_formats import open_uncompressed
+from energon_pack.sources.other_formats import open_refusing_compressed
 from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import NO_DATA, TarScan
 
@@ -54,7 +54,7 @@ def index_tar(path: str, record_part: str | None = None) -> pa.Table:
 
     `record_part`: the part that holds the record, as a field map names it; None: `json`, or else `txt`.
     """
-    with open_uncompressed(path) as file:
+    with open_refusing_compressed(path) as file:
         scan = TarScan(file)
         dotted = DottedKeyFinder(lambda member: file.read(member[1], member[2]))
         rows = _IndexRows(dotted, record_part)
@@ -252,7 +252,7 @@ def record_of(raw: bytes, part: str, has_media: bool, settings: ReadSettings) ->
     except UnicodeDecodeError as error:
         raise Skip(Reason.BAD_MESSAGE, f"the txt is not UTF-8: {error}") from None
     if settings.takes_rejected:
-        raise not_a_pair("it is a txt")
+        raise not_a_pair_skip("it is a txt")
     if settings.map is not None:
         key = settings.messages_key or "text" if is_document else "caption"
         return parse_record(map_record({key: text}, settings), settings)

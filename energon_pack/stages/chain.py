@@ -9,14 +9,14 @@ from typing import Any, TypeAlias
 from energon_pack.config import PackConfig, Stage
 from energon_pack.config.output_dir import cache_address, cache_folder
 from energon_pack.config.stage_settings import ShardSettings, StageSettings
-from energon_pack.dataset.destination import published_report
+from energon_pack.dataset.destination import report_if_intact
 from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.errors import PackError
 from energon_pack.run.console import say
 from energon_pack.run.executors.admission import terms_with_mark_files
 from energon_pack.run.executors.slurm import LENGTHS, PLAN, PUBLISH, WRITE, Chain
 from energon_pack.run.files import one_process_at_a_time
-from energon_pack.stages.places import Places, find_places
+from energon_pack.stages.places import Places, prepare_places
 from energon_pack.stages.plan_on_disk import (
     ExpectedPlan,
     num_planned_shards,
@@ -47,7 +47,7 @@ def run_chain(config: PackConfig, command: Sequence[str]) -> dict[str, Any]:
             "executor=slurm with the cache on an object store: the jobs meet in it by files, so cache_dir=FOLDER has to"
             " be on a file system that all nodes see; output.dir may be a store"
         )
-    places = find_places(config)
+    places = prepare_places(config)
     destination = places.output.destination
     name = f"{destination.final.name}-{hashlib.sha256(destination.place.encode()).hexdigest()[:8]}"
     folder = cache_folder(config.cache_dir, config.output.dir).absolute() / "slurm" / name
@@ -71,7 +71,7 @@ def run_chain(config: PackConfig, command: Sequence[str]) -> dict[str, Any]:
         say(f"not waited for any more; the jobs go on. To end them: scancel {' '.join(jobs.values())}")
         raise
     say(f"{'there already:' if places.published is not None else 'packed into'} {destination.place}")
-    return published_report(destination.place) or {}
+    return report_if_intact(destination.place) or {}
 
 
 def _submit_or_find_jobs(

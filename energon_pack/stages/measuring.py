@@ -8,25 +8,25 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from energon_pack.config.stage_settings import LengthSettings, MethodSettings
+from energon_pack.config.stage_settings import MeasuringSettings, MethodSettings
 from energon_pack.errors import PackError, amount
-from energon_pack.lengths.drawn_videos import remeasure_by_decoding
+from energon_pack.lengths.drawn_videos import remeasure_miscounted_videos
 from energon_pack.lengths.index import IndexedShard, first_samples, index_shards
 from energon_pack.lengths.measure import KEY_PREFIX, measure_rows, measure_shards, with_trusted_engine
-from energon_pack.lengths.method import Method, method_of_model
-from energon_pack.plan.expand import expand
+from energon_pack.lengths.method import Method, build_method
+from energon_pack.plan.expand import expand_conversations
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.pairs import measure_sides
 from energon_pack.run.console import say
 from energon_pack.run.scratch_arrays import Scratch
-from energon_pack.run.work_parts import EqualSpans, Part
+from energon_pack.run.work_parts import EqualSpans, WorkPart
 from energon_pack.run.workshop import Workshop
 from energon_pack.sources.find import Source
 from energon_pack.sources.media_map import MediaMap, mapped_name
 from energon_pack.sources.mixture import Mixture
 from energon_pack.sources.shard import Shard
 from energon_pack.templates.families.rules import MediaRules
-from energon_pack.templates.folder import local_folder
+from energon_pack.templates.folder import find_or_download_folder
 from energon_pack.templates.processor import media_rules_of
 
 
@@ -57,9 +57,9 @@ def prepare_method(settings: MethodSettings, workshop: Workshop) -> Method:
     """Load the processor, and return the method by which it measures samples."""
     with workshop.timed("processor"):
         model = settings.template.model
-        folder = local_folder(model.path_or_hub_id(), model.revision)  # a hub id is looked up once
+        folder = find_or_download_folder(model.path_or_hub_id(), model.revision)  # a hub id is looked up once
         template = replace(settings.template, model=replace(model, processor=os.fspath(folder)))
-        method = method_of_model(template, settings.read, settings.engine, workshop, settings.with_beginnings)
+        method = build_method(template, settings.read, settings.engine, workshop, settings.with_beginnings)
         if settings.mixture is not None:
             check_tiles(settings.mixture, media_rules_of(method.template_folder))
         return with_trusted_engine(replace(method, keep_damaged=settings.keep_damaged), workshop)
@@ -84,13 +84,13 @@ def check_tiles(mixture: Mixture, rules: MediaRules | None) -> None:
 
 
 def measure_source(
-    source: Source, indexed: list[IndexedShard], method: Method, settings: LengthSettings, workshop: Workshop
+    source: Source, indexed: list[IndexedShard], method: Method, settings: MeasuringSettings, workshop: Workshop
 ) -> Measured:
     """Measure all samples, and those that `labels.expand` makes of them; results come from the cache if it has them."""
     with workshop.timed("lengths"):
         limited = first_samples(indexed, settings.limit)
         measured = measure_shards(limited, method, workshop)
-        measured = remeasure_by_decoding(measured, method, settings.verify, settings.seed, workshop)
+        measured = remeasure_miscounted_videos(measured, method, settings.verify, settings.seed, workshop)
         lengths = Lengths(
             measured, settings.flavor, settings.shares, settings.seed, Scratch(workshop.cache()),
             method.with_beginnings, settings.labels.untrained,
@@ -98,7 +98,7 @@ def measure_source(
         if settings.takes_pairs:
             lengths = measure_sides(lengths, method, workshop)
         else:
-            lengths = expand(lengths, settings.labels, method, workshop)
+            lengths = expand_conversations(lengths, settings.labels, method, workshop)
         tables = lengths.tables(("parts", "detail"), with_parts=False)
         places = {place for shard in source.shards for place in (shard.path, shard.media_root or "")}
         if line := _line_on_unused_map(settings.media_map, places, (table for _, _, table in tables)):
@@ -109,7 +109,7 @@ def measure_source(
 
 
 def measure_part(
-    source: Source, part: Part, of_method: MethodSettings, settings: LengthSettings, workshop: Workshop
+    source: Source, part: WorkPart, of_method: MethodSettings, settings: MeasuringSettings, workshop: Workshop
 ) -> dict[str, int]:
     """Measure one part of the source into the cache; return as `samples` how many of the part it holds now.
 

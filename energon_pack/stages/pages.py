@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from energon_pack.config.stage_settings import EndSettings
+from energon_pack.config.stage_settings import PublishSettings
 from energon_pack.dataset.files import PAGE
 from energon_pack.dataset.publish_limits import (
     ledger_of_unpublished,
@@ -15,11 +15,11 @@ from energon_pack.dataset.publish_limits import (
 )
 from energon_pack.dataset.skipped_file import ledger_entries, read_ledger
 from energon_pack.errors import SamplesLost
-from energon_pack.plan.pack_lengths import try_lengths
+from energon_pack.plan.pack_lengths import try_pack_lengths
 from energon_pack.plan.packs import empty_plan
 from energon_pack.plan.report import Report
 from energon_pack.report.remark import Remark
-from energon_pack.report.run_report import PageSummary, RunReport
+from energon_pack.report.run_report import PageSummary, RunPageWriter
 from energon_pack.report.terminal_summary import print_choices
 from energon_pack.report.which_length import lengths_to_try_if_unset
 from energon_pack.run.console import say
@@ -29,7 +29,7 @@ from energon_pack.stages.measuring import Measured
 
 
 def try_pack_lens(
-    measured: Measured, page: RunReport, path: Path, settings: EndSettings, workshop: Workshop
+    measured: Measured, page: RunPageWriter, path: Path, settings: PublishSettings, workshop: Workshop
 ) -> dict[str, Any]:
     """Print and write what packs of each length would drop and fill: the end of `stage=lengths`; return the figures.
 
@@ -38,7 +38,7 @@ def try_pack_lens(
     packing = settings.packing
     with workshop.timed("plan"):
         lens = lengths_to_try_if_unset(settings.tried_lens, packing, measured.lengths.items, page.max_positions)
-        choices = try_lengths(measured.lengths, packing, lens, page.max_positions)
+        choices = try_pack_lengths(measured.lengths, packing, lens, page.max_positions)
         page.add_choices(choices.lens)
     print_choices(choices, page.advice(choices.lens))
     refusal = why_too_much_bad_data(choices, settings.max_skipped)
@@ -48,7 +48,7 @@ def try_pack_lens(
     return choices.to_json()
 
 
-def write_page(path: Path, page: RunReport, skipped: Iterable[Mapping[str, Any]], refusal: str | None) -> None:
+def write_page(path: Path, page: RunPageWriter, skipped: Iterable[Mapping[str, Any]], refusal: str | None) -> None:
     """Write the page of a stage that publishes no dataset; `refusal`: why none could be published, or None."""
     with naming_full_disk("output.dir", path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ def write_page(path: Path, page: RunReport, skipped: Iterable[Mapping[str, Any]]
     say(f"see it: {path}")
 
 
-def write_page_and_raise(final: Path, page: RunReport, refusal: str, report: Report, skipped: Path) -> NoReturn:
+def write_page_and_raise(final: Path, page: RunPageWriter, refusal: str, report: Report, skipped: Path) -> NoReturn:
     """Write the page of a run that publishes nothing, and keep its ledger (`skipped`); raises SamplesLost.
 
     `final`: the folder that the dataset would be in.

@@ -8,11 +8,11 @@ from typing import Any
 from energon_pack.config import Format, LabelsConfig, ModelConfig, PackConfig, SourceConfig, plain
 from energon_pack.config.naming import are_same_settings, content_settings
 from energon_pack.config.output_dir import OutputPlace, cache_address, cache_folder
-from energon_pack.dataset.destination import published_report, refuse_unwritable_folder
+from energon_pack.dataset.destination import refuse_unwritable_folder, report_if_intact
 from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.dataset.in_store import refuse_unwritable_address
 from energon_pack.errors import PackError
-from energon_pack.run.address import local_paths
+from energon_pack.run.address import only_local_paths
 from energon_pack.run.console import say
 from energon_pack.run.executors import Executor, JobFolder
 from energon_pack.run.files import naming_full_disk
@@ -46,7 +46,7 @@ class Places:
     @property
     def shared_folders(self) -> list[JobFolder]:
         """Return the folders that all machines of the run have to see: cache, output and source."""
-        media = set(map(Path, local_paths(self.source.media_places)))
+        media = set(map(Path, only_local_paths(self.source.media_places)))
         read = sorted(self.source.folders | self.source.parent_folders | media)[:_MAX_CHECKED_FOLDERS]
         written = (("cache_dir", self.cache_dir), ("output.dir", self.output.destination.final.parent))
         return [
@@ -55,7 +55,7 @@ class Places:
         ]
 
 
-def find_places(config: PackConfig) -> Places:
+def prepare_places(config: PackConfig) -> Places:
     """Find the places that a run reads and writes, and check them; make the built-in demo if there is no source.
 
     Raises:
@@ -88,7 +88,7 @@ def find_places(config: PackConfig) -> Places:
 
 def _published_report(destination: DatasetInFolder, settings: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return report.json of the published dataset, if it has these content settings; else None."""
-    report = published_report(destination.place)
+    report = report_if_intact(destination.place)
     try:
         is_equal = report and are_same_settings(content_settings(report["config"]), settings)
         return report if is_equal else None
@@ -111,8 +111,8 @@ def _find_source(
         processor = model.path_or_hub_id()
         refuse_missing_folder(processor)
     source = find_source(settings, path)
-    if source.repeated_line:
-        say(source.repeated_line)
+    if source.repeated_files_note:
+        say(source.repeated_files_note)
     _check_entry_labels(labels, source)
     return source, processor
 

@@ -31,12 +31,12 @@ from energon_pack.dataset.publish_limits import refuse_unpublishable_plan
 from energon_pack.dataset.shards import ShardJob
 from energon_pack.dataset.staging_files import ABOUT_FILE, JOBS_FOLDER
 from energon_pack.errors import PackError, amount
-from energon_pack.lengths.measure import LengthsWrong, cache_keys_of, forget
+from energon_pack.lengths.measure import LengthsWrong, cache_keys_of, forget_lengths
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.console import say
 from energon_pack.run.executors.admission import package_versions, why_other_packages
 from energon_pack.run.files import write_whole
-from energon_pack.run.work_parts import EqualSpans, Part
+from energon_pack.run.work_parts import EqualSpans, WorkPart
 from energon_pack.run.workshop import Workshop
 from energon_pack.sources.find import Source
 from energon_pack.sources.reader import SourceChanged
@@ -126,7 +126,7 @@ def planned_jobs(
         with destination.open_plan_folder() as staging:
             about = _checked_plan_record(expected, staging)
             spans = EqualSpans([size for *_, size in about["shards"]])
-            parts = (spans.items_in(Part(number, num_parts)) for number in range(num_parts))
+            parts = (spans.items_by_middle(WorkPart(number, num_parts)) for number in range(num_parts))
             write = partial(_planned_jobs, expected.source, settings, staging, about, cache_dir / _tokens_folder(about))
             return [[*write(chosen)] for chosen in parts]
     except PlanMissing:
@@ -158,7 +158,7 @@ def _checked_plan_record(expected: ExpectedPlan, staging: Path) -> dict[str, Any
 
 
 def write_part(
-    destination: DatasetInFolder, expected: ExpectedPlan, part: Part, settings: ShardSettings, workshop: Workshop
+    destination: DatasetInFolder, expected: ExpectedPlan, part: WorkPart, settings: ShardSettings, workshop: Workshop
 ) -> dict[str, Any]:
     """Write one part of the shards that `stage=plan` planned; return the numbers of `shards` and `samples`.
 
@@ -173,7 +173,7 @@ def write_part(
     with destination.open_plan_folder() as staging, workshop.progress.timed("write"):
         about = _checked_plan_record(expected, staging)
         _, num_packs, sizes = zip(*about["shards"], strict=True) if about["shards"] else ((), (), ())
-        chosen = EqualSpans(sizes).items_in(part)
+        chosen = EqualSpans(sizes).items_by_middle(part)
         tokens_folder = workshop.cache(*_tokens_folder(about).parts)
         jobs = _planned_jobs(expected.source, settings, staging, about, tokens_folder, chosen)
         total = WriteSize(len(chosen), sum(num_packs[n] for n in chosen), sum(sizes[n] for n in chosen))
@@ -182,7 +182,7 @@ def write_part(
         except (SourceChanged, LengthsWrong) as error:
             (staging / JOBS_FOLDER / ABOUT_FILE).unlink(missing_ok=True)
             if isinstance(error, LengthsWrong):
-                forget(about["lengths"], workshop)
+                forget_lengths(about["lengths"], workshop)
             raise
     say(f"{amount(len(written), 'shard')} of {len(sizes)} written: part {part} of the plan of {destination.place}")
     return {"shards": len(written), "samples": sum(shard.num_samples for shard in written)}

@@ -7,7 +7,7 @@ from typing import Any
 
 from energon_pack.config.naming import shards_identity
 from energon_pack.config.stage_settings import PlanSettings
-from energon_pack.lengths.changed_media import check_media
+from energon_pack.lengths.changed_media import refuse_changed_media
 from energon_pack.lengths.measure import MeasuredShard, dropping_wrong_lengths
 from energon_pack.lengths.method import Method
 from energon_pack.plan.epoch_draws import apply_epochs_and_mixture
@@ -16,13 +16,13 @@ from energon_pack.plan.items import Lengths
 from energon_pack.plan.overlong import check_overlong, cut_overlong
 from energon_pack.plan.packs import PackPlan
 from energon_pack.plan.pairs import fitting_pairs
-from energon_pack.plan.plan import check_no_mixed_media, check_splits, plan_packs, share_beginnings
+from energon_pack.plan.plan import check_media_fit_sample_type, check_splits, plan_packs, share_beginnings
 from energon_pack.plan.report import Report, summarize
 from energon_pack.plan.settings import CUTTING_POLICIES
 from energon_pack.plan.shard_plan import ShardPlan, plan_shards
 from energon_pack.run.workshop import Workshop
 from energon_pack.stages.measuring import Measured
-from energon_pack.steps.cost import CostModel, cost_model
+from energon_pack.steps.cost import CostModel, cost_model_or_default
 from energon_pack.templates.processor import processor_folder_of
 
 
@@ -44,10 +44,13 @@ class Planned:
 def plan_source(measured: Measured, settings: PlanSettings, workshop: Workshop) -> Planned:
     """Plan the packs and shards of measured samples; the same samples and settings always give the same plan."""
     lengths, method, packing, labels = measured.lengths, measured.method, settings.packing, settings.labels
-    content = {**settings.content, "model": {**settings.content["model"], "template": method.template_choice.template}}
+    content = {
+        **settings.content,
+        "model": {**settings.content["model"], "template": method.media_rules_choice.template},
+    }
     if "final_end" in method.identity.labels:  # a record without it says that no token is added
         content["labels"] = {**content["labels"], "final_end": method.identity.labels["final_end"]}
-    cost = cost_model(processor_folder_of(method.template_folder))
+    cost = cost_model_or_default(processor_folder_of(method.template_folder))
     with workshop.timed("plan"):
         expansion = count_expansion(lengths, labels)
         if packing.overlong in CUTTING_POLICIES:
@@ -59,7 +62,7 @@ def plan_source(measured: Measured, settings: PlanSettings, workshop: Workshop) 
         lengths, trees = share_beginnings(lengths, packing)
         plan = plan_packs(lengths.items, packing, settings.seed, cost, lengths.scratch, trees)
         check_overlong(lengths, plan, packing)
-        check_no_mixed_media(lengths, plan)
+        check_media_fit_sample_type(lengths, plan)
         check_splits(lengths, plan, settings.shares)
         workshop.progress.add(len(lengths.items))
         numbers = measured.num_found, num_repeated
@@ -75,7 +78,7 @@ def plan_source(measured: Measured, settings: PlanSettings, workshop: Workshop) 
 def check_media_files_unchanged(planned: Planned, workshop: Workshop) -> None:
     """Check again the media that lie outside the shards, in their own files; raises what `check_media` raises."""
     measured = planned.lengths.shards
-    check_media([item.shard for item in measured], [item.pieces for item in measured], workshop)
+    refuse_changed_media([item.shard for item in measured], [item.pieces for item in measured], workshop)
 
 
 def _entry_settings(lengths: Lengths) -> list[Any]:

@@ -18,15 +18,15 @@ from energon_pack.dataset.files import LEDGER, PAGE, PlanFile
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.dataset.manifest import HASHED_FILES, MANIFEST, PACK_TOTALS_FILE, PROCESSOR_FOLDER, REPORT, hash_of
-from energon_pack.dataset.media_sums import MEDIA_SUMS_FILE, joined_sums
+from energon_pack.dataset.media_sums import MEDIA_SUMS_FILE, joined_checksums
 from energon_pack.dataset.plan_counts import totals_of_written_plan
 from energon_pack.dataset.shards import ShardJob
 from energon_pack.dataset.skipped_file import read_ledger
 from energon_pack.errors import PackError, amount
-from energon_pack.lengths.audit import Audit
-from energon_pack.lengths.measure import check_unchanged, dropping_wrong_lengths
+from energon_pack.lengths.audit import AuditResult
+from energon_pack.lengths.measure import dropping_wrong_lengths, refuse_changed_shards
 from energon_pack.plan.report import RunFacts
-from energon_pack.report.run_report import RunReport
+from energon_pack.report.run_report import RunPageWriter
 from energon_pack.report.terminal_summary import print_stages
 from energon_pack.run.console import say
 from energon_pack.run.files import META_FOLDER, write_whole
@@ -62,7 +62,7 @@ def write_nv_meta(planned: Planned, written: Written, output: OutputConfig) -> N
     _write_input_rules(folder, method.template_folder)
     sums = totals_of_written_plan(PlanFile(DatasetFolder(folder)), planned.cost_model)
     write_whole(folder / META_FOLDER / PACK_TOTALS_FILE, sums.to_bytes())
-    media_sums = joined_sums(shard.media_sums for shard in written.shards)
+    media_sums = joined_checksums(shard.media_sums for shard in written.shards)
     if media_sums is not None:
         write_whole(folder / META_FOLDER / MEDIA_SUMS_FILE, media_sums)
     hashed = (*HASHED_FILES, *([] if media_sums is None else [MEDIA_SUMS_FILE]))
@@ -84,8 +84,8 @@ def check_written(planned: Planned, written: Written, destination: DatasetInFold
 def publish(
     planned: Planned,
     written: Written,
-    audit: Audit,
-    page: RunReport,
+    audit: AuditResult,
+    page: RunPageWriter,
     output: OutputPlace,
     settings: dict[str, Any],
     progress: Progress,
@@ -115,8 +115,8 @@ def publish(
     return report
 
 
-def end_already_published(
-    planned: Planned, page: RunReport, places: Places, output: OutputConfig, workshop: Workshop
+def finish_published_run(
+    planned: Planned, page: RunPageWriter, places: Places, output: OutputConfig, workshop: Workshop
 ) -> dict[str, Any]:
     """End a run whose dataset is already published: check its source as a writing run does; return its report."""
     destination, report = places.output.destination, places.published
@@ -124,7 +124,7 @@ def end_already_published(
     assert report is not None, "a run without it writes a dataset"
     refuse_changed_yamls(named, dataset_yamls(planned.lengths.flavor, output.dataset_yaml.value, output.sample_type))
     with dropping_wrong_lengths(planned.lengths.shards, planned.method, workshop):
-        check_unchanged(planned.lengths.shards, workshop)
+        refuse_changed_shards(planned.lengths.shards, workshop)
         check_media_files_unchanged(planned, workshop)
     destination.tidy(planned.identity)
     print_remarks(page.wrong())
@@ -134,7 +134,7 @@ def end_already_published(
 
 
 def _run_facts(
-    settings: dict[str, Any], planned: Planned, written: Written, audit: Audit, progress: Progress
+    settings: dict[str, Any], planned: Planned, written: Written, audit: AuditResult, progress: Progress
 ) -> RunFacts:
     """Return what report.json records of the run itself: settings, times, memory, bytes."""
     num_cached = sum(item.was_cached for item in planned.lengths.shards)
@@ -142,7 +142,7 @@ def _run_facts(
         format=1,
         identity=planned.identity,
         config=settings,
-        media_rules=asdict(planned.method.template_choice),
+        media_rules=asdict(planned.method.media_rules_choice),
         cwd=os.getcwd(),
         source_root=written.media_root,
         fingerprint=planned.method.identity.fingerprint,

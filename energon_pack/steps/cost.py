@@ -207,7 +207,7 @@ class CostModel:
         return cls(**value)
 
 
-def cost_model(folder: Path | None) -> CostModel:
+def cost_model_or_default(folder: Path | None) -> CostModel:
     """Return the cost model by `config.json` in a folder; if it or a size in it is missing, that of a 7B model."""
     path = folder / "config.json" if folder else None
     if path is None or not path.is_file():

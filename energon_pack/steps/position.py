@@ -178,7 +178,7 @@ def parsing_state(method: str) -> Iterator[None]:
         raise ValueError(f"a state that is damaged, or that {method} did not give: {one_line(error)}") from None
 
 
-class Stream:
+class PackOrder:
     """The endless order in which all ranks together read the packs of a dataset, epoch after epoch.
 
     Every epoch has each pack once. If their number is no multiple of `topology.unit_size`, an epoch ends within a unit.

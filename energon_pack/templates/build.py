@@ -26,7 +26,7 @@ from energon_pack.templates.full_processor import (
     quiet_transformers,
 )
 from energon_pack.templates.identity import TemplateSpec
-from energon_pack.templates.media_texts import medium_text_in_question
+from energon_pack.templates.media_texts import medium_text_in_user_turn
 from energon_pack.templates.models import model_name_of
 from energon_pack.templates.preprocess import image_settings, video_settings
 from energon_pack.templates.processor_part import parts_by_kind
@@ -114,7 +114,7 @@ def _processor_settings(
     if model.template in ASKING_FAMILIES:
         with suppress(PackError):  # an unknown template is refused later, by its name
             renderer = Renderer(chat_template, {**tokens, **model.chat_template_kwargs}, model.date)
-            written = {kind: medium_text_in_question(renderer.render, kind).strip() for kind in KINDS}
+            written = {kind: medium_text_in_user_turn(renderer.render, kind).strip() for kind in KINDS}
     return replace(
         empty,
         image=_as_json_values({**files.image_settings, **image_settings(media)}),

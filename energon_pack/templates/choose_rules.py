@@ -135,7 +135,7 @@ class _Candidate:
 
 
 @quiet_transformers()
-def choose_template(settings: TemplateSettings, folder: Path) -> tuple[Template, MediaRulesChoice]:
+def build_with_best_rules(settings: TemplateSettings, folder: Path) -> tuple[Template, MediaRulesChoice]:
     """Build a model's template with the first media rules that count as its full processor; return it and the choice.
 
     Args:
@@ -185,7 +185,7 @@ def choose_template(settings: TemplateSettings, folder: Path) -> tuple[Template,
         tried += [] if best is None else [RejectedFamily(best.name, best.why_not)]
         raise PackError(_no_rules_message(tried, folder, where))
     unread = unread_arguments(best.template.spec.processor)
-    refuse_pixel_limits(unread, settings.model, type(full).__name__, where)
+    refuse_unread_pixel_limits(unread, settings.model, type(full).__name__, where)
     kinds = kinds | (best.outcomes.keys() & {HEARD_VIDEOS})
     choice = MediaRulesChoice(
         best.name,
@@ -283,7 +283,7 @@ def _settings_of_parts(processor: ProcessorSettings) -> list[str]:
     return [json.dumps(part.to_dict(), sort_keys=True, default=str) for part in parts]
 
 
-def refuse_pixel_limits(unread: Sequence[str], model: ModelConfig, processor: str, where: str) -> None:
+def refuse_unread_pixel_limits(unread: Sequence[str], model: ModelConfig, processor: str, where: str) -> None:
     """Raise PackError if a limit of pixels is an argument that nothing reads; `processor`: its class."""
     for name in _PIXEL_LIMITS:
         if name in unread:

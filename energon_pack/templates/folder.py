@@ -14,7 +14,7 @@ _FILE_PATTERNS = ("*.json", "*.txt", "*.jinja", "additional_chat_templates/*.jin
 _PROCESSOR_FILE_PATTERNS = ("*processor_config.json", "tokenizer*", "vocab*", "*.model", "*.tiktoken")
 
 
-def local_folder(processor: str, revision: str | None = None) -> Path:
+def find_or_download_folder(processor: str, revision: str | None = None) -> Path:
     """Return a processor's folder, from a path, or downloaded by a hub id; raises PackError if it is neither."""
     refuse_missing_folder(processor)
     folder = Path(processor).expanduser()

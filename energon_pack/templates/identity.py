@@ -11,8 +11,8 @@ from energon_pack.templates.chat.jinja import variables_in, writes_date
 from energon_pack.templates.families.rules import ProcessorSettings
 from energon_pack.templates.settings import (
     DEFAULT_DATE,
-    Alpha,
-    Labels,
+    AlphaColour,
+    LabelSettings,
     MediaConfig,
     Think,
 )
@@ -35,7 +35,7 @@ class TemplateSpec:
     chat_template_kwargs: dict[str, Any]
     processor: ProcessorSettings
     media: MediaConfig = field(default_factory=MediaConfig)
-    labels: Labels = field(default_factory=Labels)
+    labels: LabelSettings = field(default_factory=LabelSettings)
     kinds: list[str] | None = None  # kinds of media that are measured, also these three; None: all of the family
     add_special_tokens: bool = False  # whether the tokenizer adds its own, besides the chat template's
     document_end: str | None = None  # the token that ends a raw text; None: as `DocumentTexts.end_token` finds it
@@ -85,7 +85,7 @@ def fingerprints_of(
     chat += [["final end", *final_ends]] if final_ends else []
     chat += [spec.date] if writes_date(*spec.chat_templates) else []
     media = asdict(spec.media)
-    if spec.media.alpha is Alpha.auto:  # so that the hash is that of earlier versions
+    if spec.media.alpha is AlphaColour.auto:  # so that the hash is that of earlier versions
         del media["alpha"]
     return {
         "tokenizer": short_hash(tokenizer),

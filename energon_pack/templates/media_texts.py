@@ -16,11 +16,11 @@ from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.weights import turn_weight
 from energon_pack.templates.chat.labels import Range, TrainedSpan, cut_ranges_out
-from energon_pack.templates.chat.template import ChatTemplate, Marked
+from energon_pack.templates.chat.template import ChatTemplate, TextWithSpanMarks
 from energon_pack.templates.chat.text_marks import NONCHARACTERS
 from energon_pack.templates.chat.turns import CLOSE, OPEN, shared_beginning
 from energon_pack.templates.identity import TemplateSpec
-from energon_pack.templates.settings import Labels
+from energon_pack.templates.settings import LabelSettings
 from energon_pack.templates.tokens.added import AddedTokens
 
 _PROBE_TEXTS = [{"type": "text", "text": f"energon_pack_probe_{number}"} for number in range(2)]
@@ -49,10 +49,10 @@ class MediaTexts:
         self._text_in_question: dict[str, str] = {}
         self._is_shown: dict[tuple[str, str], bool] = {}
 
-    def text_in_question(self, kind: str) -> str:
+    def text_in_user_turn(self, kind: str) -> str:
         """Return the text that the template writes for a medium in a user's turn; empty: it refuses the medium."""
         if kind not in self._text_in_question:
-            self._text_in_question[kind] = medium_text_in_question(self._chat.render, kind)
+            self._text_in_question[kind] = medium_text_in_user_turn(self._chat.render, kind)
         return self._text_in_question[kind]
 
     def with_dropped_media_as_text(self, message: Message) -> Message:
@@ -62,7 +62,7 @@ class MediaTexts:
         content = [
             part
             if part["type"] == "text" or self._shows_media(message["role"], part["type"])
-            else {"type": "text", "text": self.text_in_question(part["type"])}
+            else {"type": "text", "text": self.text_in_user_turn(part["type"])}
             for part in message["content"]
         ]
         return {**message, "content": content}
@@ -81,7 +81,7 @@ class MediaTexts:
         spans: Sequence[Range],
         weights: Sequence[float],
         media: Sequence[Range],
-        labels: Labels,
+        labels: LabelSettings,
     ) -> tuple[list[Range], list[float]]:
         """Return the trained spans of a text by `labels`, and their weights, without media and the text around them.
 
@@ -89,10 +89,10 @@ class MediaTexts:
             chat: the chat template with the sample's own variables.
             media: the characters of each medium.
         """
-        if labels.train_whole_turns and not media and not self.spells_media_tokens(text):
+        if labels.trains_whole_turns and not media and not self.spells_media_tokens(text):
             return [*spans], [*weights]
         trained = [TrainedSpan(*span, weight) for span, weight in zip(spans, weights, strict=True)]
-        if not labels.train_whole_turns:
+        if not labels.trains_whole_turns:
             trained = chat.adjust_spans(text, trained, labels)
         trained = self.cut_media_out(text, trained, sorted(media))
         return [span[:2] for span in trained], [span.weight for span in trained]
@@ -137,7 +137,7 @@ class MediaTexts:
     @cached_property
     def _surrounding_texts(self) -> list[tuple[str, str]]:
         """Return the texts that the template writes before and after a medium, the longest pair first."""
-        framed = (self.text_in_question(kind).partition(token) for kind, token in self._media_tokens.items())
+        framed = (self.text_in_user_turn(kind).partition(token) for kind, token in self._media_tokens.items())
         return sorted({(before, after) for before, _, after in framed}, key=lambda pair: -len("".join(pair)))
 
     @cached_property
@@ -148,7 +148,7 @@ class MediaTexts:
         return AddedTokens({*of_frames, *self._media_tokens.values(), *self._processor_tokens})
 
 
-def medium_text_in_question(render: Callable[..., str], kind: str) -> str:
+def medium_text_in_user_turn(render: Callable[..., str], kind: str) -> str:
     """Return the text that a template writes for a medium in a user's turn; empty: it refuses the medium."""
     try:
         alone, both = (
@@ -172,15 +172,15 @@ class DocumentTexts:
         """Return the text of a document, with its first and last token."""
         return f"{self.begin_token}{self._document_text(message)}{self.end_token}"
 
-    def marked_text(self, message: Message) -> Marked:
+    def marked_text(self, message: Message) -> TextWithSpanMarks:
         """Return the document's text with `OPEN` and `CLOSE` around the trained part: all but the first token."""
         content = self._document_text(message)
         if NONCHARACTERS.search(content):
             raise Skip(Reason.BAD_MESSAGE, "the text holds one of the noncharacters U+FDD0 to U+FDEF")
         weight = turn_weight(message, chosen=True)
         if not weight:
-            return Marked(self.text(message), [])
-        return Marked(f"{self.begin_token}{OPEN}{content}{self.end_token}{CLOSE}", [weight])
+            return TextWithSpanMarks(self.text(message), [])
+        return TextWithSpanMarks(f"{self.begin_token}{OPEN}{content}{self.end_token}{CLOSE}", [weight])
 
     @cached_property
     def begin_token(self) -> str:
@@ -207,6 +207,6 @@ class DocumentTexts:
         if isinstance(content, str):
             return content
         return "".join(
-            part["text"] if part["type"] == "text" else self._media_texts.text_in_question(part["type"])
+            part["text"] if part["type"] == "text" else self._media_texts.text_in_user_turn(part["type"])
             for part in content
         )

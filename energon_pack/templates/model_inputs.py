@@ -31,7 +31,7 @@ from energon_pack.samples.media.requested import with_requested_settings
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.placeholders import split_content
 from energon_pack.samples.skip import Skip
-from energon_pack.samples.tokens import LengthError, MemberTokens
+from energon_pack.samples.tokens import LengthChangedError, MemberTokens
 from energon_pack.templates.families import ASKING_FAMILIES
 from energon_pack.templates.sample import Sample
 
@@ -87,7 +87,7 @@ def input_rules_of(template: Template) -> InputRules:
         media={**plain(spec.media), "factor": template.factor},
         trial=trial_members(template),
         texts=[(text, template.ids_of(text)) for text in _TOKENIZER_PROBES],
-        tokenize=partial(tokens_of_member, template),
+        tokenize=partial(tokens_of_foreign_member, template),
     )
 
 
@@ -166,17 +166,17 @@ def _with_sound(template: Template, video: Media, seconds: float) -> Media:
 # ------------------------------------------- members that are in no pack: unpacked samples, and packs of other tools
 
 
-def tokens_of_member(template: Template, member: MemberInput, engine: str = "auto") -> MemberTokens:
+def tokens_of_foreign_member(template: Template, member: MemberInput, engine: str = "auto") -> MemberTokens:
     """Render and tokenize a member that comes from no pack, such as an unpacked sample or another tool's pack.
 
     Raises:
-        LengthError: it has another length than it was measured with.
+        LengthChangedError: it has another length than it was measured with.
         OSError, Skip: a medium is missing, or its bytes are no medium; or the member can't be rendered.
     """
     tokens: MemberTokens
     (tokens,) = template.member_tokens([sample_of(member)], engine)
     if member.token_len is not None and len(tokens) != member.token_len:
-        raise LengthError(
+        raise LengthChangedError(
             f"{member.sample_id} has {len(tokens)} tokens in training, {member.token_len} when it was packed"
             f" (fingerprint {template.fingerprint})"
         )

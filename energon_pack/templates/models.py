@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from energon_pack.run.plain_data import NotPlain, yaml_value
+from energon_pack.run.plain_data import NotPlain, parse_yaml
 
 
 def conf_dir() -> Path:
@@ -26,14 +26,14 @@ def model_name_of(processor_class: str) -> str:
     return names.get(processor_class.removesuffix("Processor").replace("_", "").lower(), "auto")
 
 
-def read_model(name: str) -> dict[str, Any]:
+def read_model_node(name: str) -> dict[str, Any]:
     """Return the `model` node of a packaged model (by name) or a YAML file (by path); raises ValueError for others."""
     folder = conf_dir() / "model"
     path = Path(name).expanduser() if name.endswith(".yaml") else folder / f"{name}.yaml"
     if not path.is_file():
         raise ValueError(f"model={name}: there are {', '.join(packaged_models())}; or name a YAML file")
     try:
-        node = yaml_value(path.read_bytes())
+        node = parse_yaml(path.read_bytes())
     except NotPlain as error:
         raise ValueError(f"model={name}: {path} is no YAML: {error}") from None
     if not isinstance(node, dict) or not {"name", "template"} <= node.keys():

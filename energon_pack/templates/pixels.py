@@ -22,7 +22,7 @@ from energon_pack.samples.media.arguments import PreparedMedia
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.prepared import apply_medium_steps, make_clip, processor_arguments
-from energon_pack.samples.tokens import SeenMedium
+from energon_pack.samples.tokens import MediumInput
 from energon_pack.templates.full_processor import quiet_transformers
 from energon_pack.templates.processor_part import parts_by_kind
 
@@ -139,7 +139,7 @@ def different_setting(first: Mapping[str, Any], second: Mapping[str, Any]) -> tu
 # ------------------------------------------------------------------------------------------ inputs of made-up media
 
 
-def inputs_made(processor: Any, rules: InputRules) -> dict[str, dict[str, Any]]:
+def trial_input_figures(processor: Any, rules: InputRules) -> dict[str, dict[str, Any]]:
     """Return by kind of media figures of the inputs that a processor makes of the trial's media, as JSON values.
 
     Media that its call refuses are left out.
@@ -152,7 +152,7 @@ def inputs_made(processor: Any, rules: InputRules) -> dict[str, dict[str, Any]]:
     }
 
 
-def different_inputs(processor: Any, rules: InputRules) -> str:
+def describe_input_difference(processor: Any, rules: InputRules) -> str:
     """Say the first difference between the inputs that a processor makes here and those that a dataset kept.
 
     Names, shapes and whole numbers have to be the same. A small input may differ by a millionth; of a large one the
@@ -173,7 +173,7 @@ def different_inputs(processor: Any, rules: InputRules) -> str:
     return ""
 
 
-def different_figures(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
+def describe_figure_difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
     """Say the first input in which the figures that two datasets kept differ; empty: there is none."""
     for kind in first.keys() & second.keys():
         for name in sorted(first[kind].keys() | second[kind].keys()):
@@ -278,7 +278,7 @@ def _numbers_or_hash(value: Array) -> list[int] | str:
     return listed if len(listed) <= _FEW else sha256(numbers.tobytes()).hexdigest()[:16]
 
 
-def _pattern(rules: InputRules, medium: SeenMedium) -> Any:
+def _pattern(rules: InputRules, medium: MediumInput) -> Any:
     """Return a medium of this kind and size with a content that every machine makes alike."""
     if medium.kind == IMAGE.kind:
         return apply_medium_steps(rules, medium, [_picture(medium.width, medium.height, 0)])[0]

@@ -1,7 +1,7 @@
 """Prepare media before a model's processor sees them, by the run's `media.*` and by the settings of a record.
 
     Media ──choose_frames──► indices ──prepared──► the size that the processor gets
-    Media ──seen──► SeenMedium, with the steps to that size ──apply_steps──► pixels
+    Media ──seen──► MediumInput, with the steps to that size ──apply_steps──► pixels
 
 A record's settings for a medium override `media.*`, by qwen_vl_utils' rules; then comes the processor's own rule.
 """
@@ -11,25 +11,25 @@ from dataclasses import replace
 
 from PIL import Image
 
-from energon_pack.samples.media.image import Look
+from energon_pack.samples.media.image import RgbConversion
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
-from energon_pack.samples.media.lazy_image import decoded_with_look
+from energon_pack.samples.media.lazy_image import decode_if_lazy
 from energon_pack.samples.media.medium import Media, MediumSettings
 from energon_pack.samples.media.prepared import apply_steps
 from energon_pack.samples.media.requested import first_and_num_frames, media_seen_by_model, num_frames_to_choose_from
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.samples.tokens import BY_PACKAGE, RESIZE, RESIZE_BY_TORCH, SeenMedium, Step
+from energon_pack.samples.tokens import BY_PACKAGE, RESIZE, RESIZE_BY_TORCH, MediumInput, PixelStep
 from energon_pack.templates.families.rules import MediaRules
 from energon_pack.templates.preprocess import (
     QwenVLUtilsVideo,
     image_preprocessor,
+    linspace_indices,
     qwen_utils_frame_size,
     qwen_utils_image_size,
     qwen_utils_num_frames,
-    spaced_indices,
     video_preprocessor,
 )
-from energon_pack.templates.settings import Alpha, MediaConfig
+from energon_pack.templates.settings import AlphaColour, MediaConfig
 
 
 class Preparation:
@@ -54,7 +54,7 @@ class Preparation:
         first, total = first_and_num_frames(video)
         if video.settings.sets_num_frames:
             number = qwen_utils_num_frames(self._settings_with_run_defaults(video.settings), total, video.fps)
-            return [first + index for index in spaced_indices(total, number)]
+            return [first + index for index in linspace_indices(total, number)]
         return [first + index for index in self.choose_frames(replace(video, num_frames=total, settings=None))]
 
     def clip_frames(self, media: Sequence[Media]) -> int:
@@ -101,13 +101,13 @@ class Preparation:
     def _prepared_pixels(
         self, images: Sequence[Image.Image], kind: str, settings: MediumSettings | None
     ) -> list[Image.Image]:
-        shown = [decoded_with_look(image, self.looks[kind]) for image in images]
+        shown = [decode_if_lazy(image, self.looks[kind]) for image in images]
         _, steps = self._own_size_and_steps(Media(kind, *shown[0].size, settings=settings), len(shown))
         return [
             apply_steps(image, steps, getattr(self._image_rule, "apply", _refuse_changed_pixels)) for image in shown
         ]
 
-    def seen(self, media: Sequence[Media], features: Sequence[int] = ()) -> list[SeenMedium]:
+    def seen(self, media: Sequence[Media], features: Sequence[int] = ()) -> list[MediumInput]:
         """Return a sample's media as the model sees them, with sizes and frames; a list of frames is one video.
 
         Args:
@@ -117,14 +117,14 @@ class Preparation:
         each = zip(lists, features or [0] * len(lists), strict=True)
         return [self._seen_medium(medium, places.stop - places.start, number) for (medium, places), number in each]
 
-    def _seen_medium(self, medium: Media, num_parts: int, num_features: int) -> SeenMedium:
+    def _seen_medium(self, medium: Media, num_parts: int, num_features: int) -> MediumInput:
         frames = self.choose_frames(medium) if medium.kind == VIDEO.kind else []
         if medium.kind not in (IMAGE.kind, VIDEO.kind):
             prepared = self.prepared(medium, len(frames))
             width, height, num_samples = prepared.width, prepared.height, prepared.num_samples
-            return SeenMedium(medium.kind, 0, num_features, width, height, num_samples=num_samples)
+            return MediumInput(medium.kind, 0, num_features, width, height, num_samples=num_samples)
         (width, height), steps = self._own_size_and_steps(medium, len(frames))
-        return SeenMedium(
+        return MediumInput(
             medium.kind,
             num_parts if medium.is_list else 0,
             num_features,
@@ -137,19 +137,19 @@ class Preparation:
             AUDIO.prepared(medium, self.rules.rate).num_samples if medium.is_heard else medium.num_samples,
         )
 
-    def _own_size_and_steps(self, medium: Media, num_frames: int) -> tuple[tuple[int, int], list[Step]]:
+    def _own_size_and_steps(self, medium: Media, num_frames: int) -> tuple[tuple[int, int], list[PixelStep]]:
         """Return a picture's own (width, height), and the resizing and cropping before it goes to the processor."""
         settings, size = medium.settings, (medium.width, medium.height)
         if medium.is_turned and not self.looks[medium.kind].is_upright:
             size = size[::-1]
         if medium.kind == VIDEO.kind:
             *before, last = self._successive_frame_sizes(*size, num_frames, medium)
-            steps = [*(Step(RESIZE, *each) for each in before), Step(RESIZE_BY_TORCH, *last)]
+            steps = [*(PixelStep(RESIZE, *each) for each in before), PixelStep(RESIZE_BY_TORCH, *last)]
         elif settings is not None and settings.given_pixel_keys:
-            steps = [Step(RESIZE, *qwen_utils_image_size(settings, *size, self._checked_factor(settings)))]
+            steps = [PixelStep(RESIZE, *qwen_utils_image_size(settings, *size, self._checked_factor(settings)))]
         else:
             name = getattr(self._image_rule, "operation", BY_PACKAGE)
-            steps = [] if self._image_rule is None else [Step(name, *self._image_rule.size(*size))]
+            steps = [] if self._image_rule is None else [PixelStep(name, *self._image_rule.size(*size))]
         sizes = [size, *(step[1:] for step in steps)]
         return size, [step for step, now in zip(steps, sizes, strict=False) if now != step[1:] or step[0] == BY_PACKAGE]
 
@@ -191,15 +191,15 @@ class Preparation:
         return replace(media, width=size[0], height=size[1], is_turned=False, settings=settings)
 
 
-def _look_of(name: str, media: MediaConfig) -> Look:
+def _look_of(name: str, media: MediaConfig) -> RgbConversion:
     """Return how pictures are decoded (background, rotation): images, or the frames of videos that are lists of images.
 
     qwen_vl_utils (its `to_rgb`) puts RGBA on white, no other mode, and knows no EXIF orientation.
     """
-    background = "" if media.alpha is Alpha.auto else media.alpha.value
+    background = "" if media.alpha is AlphaColour.auto else media.alpha.value
     if name != "qwen_vl_utils":
-        return Look(background)
-    return Look(background or "white", "" if background else "RGBA", is_upright=False)
+        return RgbConversion(background)
+    return RgbConversion(background or "white", "" if background else "RGBA", is_upright=False)
 
 
 def _refuse_changed_pixels(image: Image.Image) -> Image.Image:

@@ -54,7 +54,7 @@ def video_preprocessor(media: MediaConfig, factor: int) -> VideoPreprocessor | N
     return cast(VideoPreprocessor | None, _load_preprocessor("video", media.video, media, factor, VIDEO_PREPROCESSORS))
 
 
-def check_media(media: MediaConfig) -> None:
+def check_media_config(media: MediaConfig) -> None:
     """Raise PackError if the `media` node is invalid; what needs a model or a class of your own is not checked."""
     for kind, name, known in (("image", media.image, IMAGE_PREPROCESSORS), ("video", media.video, VIDEO_PREPROCESSORS)):
         if ":" not in name:
@@ -174,7 +174,7 @@ class QwenVLUtilsVideo:
         self._settings = MediumSettings(fps=media.fps, min_frames=media.min_frames, max_frames=media.max_frames)
 
     def choose_frames(self, video: Media) -> list[int]:
-        return spaced_indices(video.num_frames, qwen_utils_num_frames(self._settings, video.num_frames, video.fps))
+        return linspace_indices(video.num_frames, qwen_utils_num_frames(self._settings, video.num_frames, video.fps))
 
     def size(self, width: int, height: int, num_frames: int) -> tuple[int, int]:
         return qwen_utils_frame_size(MediumSettings(), width, height, num_frames, self._factor)
@@ -228,7 +228,7 @@ def _qwen_utils_resize(width: float, height: float, factor: int, least: float, m
     return resized[1], resized[0]
 
 
-def spaced_indices(total: int, number: int) -> list[int]:
+def linspace_indices(total: int, number: int) -> list[int]:
     """Return the indices of `number` out of `total` frames, evenly from the first to the last."""
     chosen: list[int] = np.linspace(0, total - 1, number).round().astype(int).tolist()
     return chosen

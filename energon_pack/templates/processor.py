@@ -21,14 +21,14 @@ from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import ADDED_KINDS
 from energon_pack.templates.build import build
 from energon_pack.templates.chat.jinja import writes_date
-from energon_pack.templates.choose_rules import MediaRulesChoice, RejectedFamily, choose_template
+from energon_pack.templates.choose_rules import MediaRulesChoice, RejectedFamily, build_with_best_rules
 from energon_pack.templates.families import ASKING_FAMILIES, AUTO, FAMILIES
 from energon_pack.templates.families.rules import MediaRules, ProcessorSettings
-from energon_pack.templates.folder import local_folder, small_files
+from energon_pack.templates.folder import find_or_download_folder, small_files
 from energon_pack.templates.full_processor import full_processor
 from energon_pack.templates.identity import RULES_VERSION, Identity, TemplateSpec
-from energon_pack.templates.pixels import inputs_made, media_settings, part_classes, settings_hash
-from energon_pack.templates.recorded_labels import labels_identity
+from energon_pack.templates.pixels import media_settings, part_classes, settings_hash, trial_input_figures
+from energon_pack.templates.recorded_labels import labels_without_new_defaults
 from energon_pack.templates.settings import MediaConfig, ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template
 
@@ -48,10 +48,10 @@ _KEPT = "templates"
 def build_uncached_template(settings: TemplateSettings) -> Template:
     """Build the template of a model from its processor, with transformers, without the cache."""
     folder = _processor_folder(settings.model)
-    return choose_template(settings, folder)[0] if settings.model.template == AUTO else build(settings, folder)
+    return build_with_best_rules(settings, folder)[0] if settings.model.template == AUTO else build(settings, folder)
 
 
-def saved_template(settings: TemplateSettings, cache_dir: Path) -> str | None:
+def saved_template_folder(settings: TemplateSettings, cache_dir: Path) -> str | None:
     """Return the template's folder in the cache, which gets it from the user's; None: `prepare_template` makes it."""
     saved = _template_folder(settings, cache_dir, _processor_folder(settings.model))
     return os.fspath(saved) if is_intact(saved) or restore_kept_folder(_KEPT, saved) else None
@@ -100,7 +100,7 @@ def _template_and_rules_choice(settings: TemplateSettings, folder: Path) -> tupl
         model = replace(settings.model, template=kept.template)
         template = build(replace(settings, model=model), folder)
         return (template.only([*kept.num_compared]) if kept.left_out else template), kept
-    template, choice = choose_template(settings, folder)
+    template, choice = build_with_best_rules(settings, folder)
     if not choice.note:
         write_kept("choices", key, asdict(choice))
     return template, choice
@@ -115,13 +115,13 @@ def _rules_with_processor_facts(rules: InputRules, key: str) -> InputRules:
     )
     if values is None:
         full = full_processor(rules)
-        made = inputs_made(full, rules)
+        made = trial_input_figures(full, rules)
         values = {"pixels": settings_hash(media_settings(full, rules)), "made": made, "classes": part_classes(full)}
         write_kept("pixels", key, values)
     return replace(rules, **values)
 
 
-def template_lines(folder: str) -> list[str]:
+def lines_about_template(folder: str) -> list[str]:
     """Return the lines that a run prints if a template writes a date, or other special tokens than its processor."""
     values = json.loads(Path(folder, "spec.json").read_bytes())
     lines, adds = [], values["add_special_tokens"]
@@ -166,7 +166,7 @@ def processor_folder_of(folder: str) -> Path:
 def _processor_folder(model: ModelConfig) -> Path:
     if model.template not in (*FAMILIES, AUTO):
         raise PackError(f"model.template={model.template} is unknown; there are: auto, {', '.join(FAMILIES)}")
-    return local_folder(model.path_or_hub_id(), model.revision)
+    return find_or_download_folder(model.path_or_hub_id(), model.revision)
 
 
 def _template_folder(settings: TemplateSettings, cache_dir: Path, folder: Path) -> Path:
@@ -185,7 +185,7 @@ def _template_key(settings: TemplateSettings, folder: Path, place: str = "") -> 
         digest.update(path.read_bytes())
     how = {name: value for name, value in asdict(settings.model).items() if name not in _UNUSED_MODEL_SETTINGS}
     how["processor"] = place
-    how |= {"media": asdict(settings.media), "labels": labels_identity(plain(settings.labels))}
+    how |= {"media": asdict(settings.media), "labels": labels_without_new_defaults(plain(settings.labels))}
     versions = {name: version_of(name) for name in _VERSIONED_PACKAGES}
     digest.update(
         json.dumps([how, versions, RULES_VERSION, _SAVED_VERSION, *ADDED_KINDS], sort_keys=True, default=str).encode()

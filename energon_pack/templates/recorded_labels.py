@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from energon_pack.run.plain_data import dataclass_from_plain, plain
-from energon_pack.templates.settings import FINAL_END_AUTO, FINAL_END_NONE, Labels
+from energon_pack.templates.settings import FINAL_END_AUTO, FINAL_END_NONE, LabelSettings
 
 #: settings of `labels` of later versions, with their defaults
 _LATER_LABELS = {
@@ -16,7 +16,7 @@ _LATER_LABELS = {
 }
 
 
-def labels_identity(labels: Mapping[str, Any]) -> dict[str, Any]:
+def labels_without_new_defaults(labels: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings of `labels`, as JSON, without later ones that have their defaults.
 
     Caches and datasets from before these settings stay valid so.
@@ -24,15 +24,15 @@ def labels_identity(labels: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in labels.items() if value != _LATER_LABELS.get(name, ...)}
 
 
-def recorded_labels(labels: Labels, final_ends: Sequence[str]) -> dict[str, Any]:
+def recorded_labels(labels: LabelSettings, final_ends: Sequence[str]) -> dict[str, Any]:
     """Return the settings of `labels` as caches and datasets record them.
 
     `final_end` is left out where no token is added: by `auto`, and by all that was packed before this setting existed.
     """
-    values = labels_identity(plain(labels))
+    values = labels_without_new_defaults(plain(labels))
     return {**values, "final_end": labels.final_end} if final_ends else values
 
 
-def labels_of_record(values: Mapping[str, Any]) -> Labels:
+def labels_from_recorded(values: Mapping[str, Any]) -> LabelSettings:
     """Return the settings that `recorded_labels` made values of."""
-    return dataclass_from_plain(Labels, {"final_end": FINAL_END_NONE, **values})
+    return dataclass_from_plain(LabelSettings, {"final_end": FINAL_END_NONE, **values})

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from energon_pack.samples.answers import NO_EMPTY_ANSWERS, EmptyAnswers
+from energon_pack.samples.answers import NO_EMPTY_ANSWERS, EmptyAnswerCount
 from energon_pack.samples.media.kinds import AUDIO, IMAGE
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.requested import has_frame_lists, media_seen_by_model
@@ -79,7 +79,7 @@ class Rendered:
     token_range: tuple[int, int] | None = None  # the tokens of `text` that are the sample; None: all
     num_features: Sequence[int] = ()  # tokens that hold features of each medium, in the order of `media`
     leaves_out_words: bool = False  # the chat template does not write other words of it (`labels.template_drops=keep`)
-    empty_answers: EmptyAnswers = NO_EMPTY_ANSWERS  # those that are not trained because they say nothing
+    empty_answers: EmptyAnswerCount = NO_EMPTY_ANSWERS  # those that are not trained because they say nothing
     final_end: str = ""  # the token that `labels.final_end` adds: the chat template does not write it
     clip_frames: int = 0  # frames of each of its clips, if clips of one batch need equally many; else 0
 
@@ -93,7 +93,7 @@ class Rendered:
             "clip_frames": self.clip_frames,
         }
 
-    def refuse_by_policy(self, control_tokens: ControlTokens) -> None:
+    def skip_if_left_out(self, control_tokens: ControlTokens) -> None:
         """Raise Skip for a whole sample that the settings leave out: its answers are empty, or it spells tokens."""
         if self.num_control_tokens and control_tokens is ControlTokens.skip:
             raise Skip(Reason.CONTROL_TOKEN, "a message spells a special token (source.control_tokens=keep)")

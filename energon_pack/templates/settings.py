@@ -18,7 +18,7 @@ FINAL_END_AUTO, FINAL_END_NONE = "auto", "none"
 _MISSING = "???"  # OmegaConf's value for a setting that must be set; training has no OmegaConf
 
 
-class Mask(str, Enum):
+class AttentionMaskKind(str, Enum):
     """The attention mask that keeps the members of a pack apart in a model; auto: it is found before training."""
 
     auto = "auto"
@@ -54,7 +54,7 @@ class Think(str, Enum):
     drop_history = "drop_history"
 
 
-class ToolCalls(str, Enum):
+class ToolCallRule(str, Enum):
     """Whether tool calls are trained."""
 
     train = "train"
@@ -69,7 +69,7 @@ class TemplateDrops(str, Enum):
     keep = "keep"
 
 
-class Expand(str, Enum):
+class ConversationExpansion(str, Enum):
     """Which samples are made of one conversation."""
 
     none = "none"  # it, as a whole
@@ -85,7 +85,7 @@ class Untrained(str, Enum):
     keep = "keep"
 
 
-class Alpha(str, Enum):
+class AlphaColour(str, Enum):
     """The colour that transparent pixels get.
 
     auto: as in transformers, the colours that are stored there; with `qwen_vl_utils`, white behind RGBA.
@@ -134,7 +134,7 @@ class ModelConfig:
     #: the day that a chat template writes as today (`strftime_now`), so that lengths are the same tomorrow
     date: str = DEFAULT_DATE
     #: how a batch keeps samples of a pack apart; the model's YAML sets it
-    mask: Mask = Mask.positions
+    mask: AttentionMaskKind = AttentionMaskKind.positions
     #: the kind of position ids in a batch; the model's YAML sets it
     rope: Rope = Rope.none
     #: the class of the published processor; transformers' other classes are refused; None: any
@@ -178,7 +178,7 @@ class MediaConfig:
     #: pixels, for center_crop
     crop_height: int | None = None
     #: the colour behind transparent pixels
-    alpha: Alpha = Alpha.auto
+    alpha: AlphaColour = AlphaColour.auto
     #: what is done to videos: set by the group `media=NAME`, or `module:Class` of your own; default: no change
     video: str = "default"
     #: frames per second
@@ -202,7 +202,7 @@ class MediaConfig:
             raise PackError(f"media.fps={self.fps}: must be more than 0")
 
 
-class Empty(str, Enum):
+class EmptyAnswerRule(str, Enum):
     """What happens to an answer that says nothing: no text, thought, tool call or medium."""
 
     #: it is not trained, and a conversation of such answers alone is left out
@@ -211,7 +211,7 @@ class Empty(str, Enum):
 
 
 @dataclass
-class Labels:
+class LabelSettings:
     """Which tokens of a rendered conversation are trained, and with what weight."""
 
     #: all of the assistant's turns, or only the last
@@ -219,7 +219,7 @@ class Labels:
     #: thoughts: train them, or not, or not the empty ones; drop_history: those before the last question are left out
     think: Think = Think.train
     #: tool calls: train them, or not
-    tool_calls: ToolCalls = ToolCalls.train
+    tool_calls: ToolCallRule = ToolCallRule.train
     #: whether the token that ends a turn is trained
     end_of_turn: bool = True
     #: whether the text that the template writes after that token is trained: a newline, or the end of the whole text
@@ -230,7 +230,7 @@ class Labels:
     #: thoughts of earlier answers, which many templates leave out, are counted
     template_drops: TemplateDrops = TemplateDrops.skip
     #: answers that say nothing: not trained, and left out where a conversation has no other (drop); or trained
-    empty: Empty = Empty.drop
+    empty: EmptyAnswerRule = EmptyAnswerRule.drop
     #: the token that is added and trained behind a conversation's last answer. auto: where the template writes no
     #: special token there, the one that the next turn would begin with; none: no token; TOKEN: this one
     final_end: str = FINAL_END_AUTO
@@ -241,7 +241,7 @@ class Labels:
         return "" if self.final_end in (FINAL_END_AUTO, FINAL_END_NONE) else self.final_end
 
     @property
-    def train_whole_turns(self) -> bool:
+    def trains_whole_turns(self) -> bool:
         """Whether trained turns are trained from the end of their header to their end token, and nothing else is."""
         parts = self.think, self.tool_calls, self.end_of_turn, self.after_turn, self.prompt_weight
         return parts == _WHOLE_TURNS
@@ -255,16 +255,16 @@ class Labels:
 
 
 #: `think`, `tool_calls`, `end_of_turn`, `after_turn` and `prompt_weight` where whole turns are trained
-_WHOLE_TURNS = (Think.train, ToolCalls.train, True, False, 0.0)
+_WHOLE_TURNS = (Think.train, ToolCallRule.train, True, False, 0.0)
 
 
 @dataclass
-class LabelsConfig(Labels):
+class LabelsConfig(LabelSettings):
     """Which samples are made of a conversation, and what is trained in them: the config's node `labels`."""
 
     #: turns: a sample for each trained answer, with everything before it; pairs: for each question and its answer, with
     #: the media of the first question; none: conversations stay whole
-    expand: Expand = Expand.none
+    expand: ConversationExpansion = ConversationExpansion.none
     #: for turns: how many images such a sample keeps, the last ones (the last screenshots of an agent); None: all
     window_images: int | None = None
     #: for turns: the text in place of each older image that `window_images` leaves out
@@ -275,19 +275,19 @@ class LabelsConfig(Labels):
     cut_end: bool = True
 
     @property
-    def as_labels(self) -> Labels:
+    def as_labels(self) -> LabelSettings:
         """Return the settings without those that only decide which samples are made (`expand`, `untrained` …)."""
-        return Labels(**{each.name: getattr(self, each.name) for each in fields(Labels)})
+        return LabelSettings(**{each.name: getattr(self, each.name) for each in fields(LabelSettings)})
 
     def check(self) -> None:
         """Raise PackError for a weight below 0, and for settings that contradict `expand`."""
         super().check()
-        if self.expand is Expand.turns and self.prompt_weight:
+        if self.expand is ConversationExpansion.turns and self.prompt_weight:
             raise PackError(
                 f"labels.prompt_weight={self.prompt_weight:g} and labels.expand=turns: a question would count once for"
                 " each answer after it"
             )
-        if self.window_images is not None and self.expand is not Expand.turns:
+        if self.window_images is not None and self.expand is not ConversationExpansion.turns:
             raise PackError(
                 f"labels.window_images={self.window_images} and labels.expand={self.expand.value}:"
                 " only labels.expand=turns has a window"
@@ -304,19 +304,19 @@ _KINDS_OF_LABELS: tuple[tuple[Any, str], ...] = (
 )
 
 
-def overridden_labels(run: Labels, settings: Mapping[str, Any]) -> Labels:
+def overridden_labels(run: LabelSettings, settings: Mapping[str, Any]) -> LabelSettings:
     """Return the run's label settings, overridden by a sample's own; raises PackError for an unknown name or value."""
     for name, value in settings.items():
-        default = getattr(Labels(), name, None)
+        default = getattr(LabelSettings(), name, None)
         if default is None:
-            raise PackError(f"labels.{name}: there are {', '.join(field.name for field in fields(Labels))}")
+            raise PackError(f"labels.{name}: there are {', '.join(field.name for field in fields(LabelSettings))}")
         choices = [choice.value for choice in type(default)] if isinstance(default, Enum) else None
         if choices and value not in choices:
             raise PackError(f"labels.{name}={value}: there are {', '.join(choices)}")
         kind, noun = next(pair for pair in _KINDS_OF_LABELS if isinstance(default, pair[0]))
         if not isinstance(value, kind) or isinstance(value, bool) is not isinstance(default, bool):
             raise PackError(f"labels.{name}={value}: {noun}")
-    labels = dataclass_from_plain(Labels, {**plain(run), **settings})
+    labels = dataclass_from_plain(LabelSettings, {**plain(run), **settings})
     labels.check()
     return labels
 
@@ -327,4 +327,4 @@ class TemplateSettings:
 
     model: ModelConfig
     media: MediaConfig = field(default_factory=MediaConfig)
-    labels: Labels = field(default_factory=Labels)
+    labels: LabelSettings = field(default_factory=LabelSettings)

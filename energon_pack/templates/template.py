@@ -27,7 +27,7 @@ from energon_pack.samples.placeholders import split_content
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.tokens import MemberTokens
-from energon_pack.templates.chat.left_out_tools import leaves_out_tools
+from energon_pack.templates.chat.left_out_tools import check_for_left_out_tools
 from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.text_marks import texts_of
 from energon_pack.templates.chat.turns import CLOSE, OPEN
@@ -41,11 +41,11 @@ from energon_pack.templates.identity import (
     fingerprints_of,
 )
 from energon_pack.templates.media_texts import DocumentTexts, MediaTexts
-from energon_pack.templates.model_inputs import input_rules_of, tokens_of_member
+from energon_pack.templates.model_inputs import input_rules_of, tokens_of_foreign_member
 from energon_pack.templates.preparation import Preparation
 from energon_pack.templates.recorded_labels import recorded_labels
 from energon_pack.templates.sample import Rendered, Sample, Tokens, with_frame_lists_as_videos
-from energon_pack.templates.settings import Empty, Labels, Think, overridden_labels
+from energon_pack.templates.settings import EmptyAnswerRule, LabelSettings, Think, overridden_labels
 from energon_pack.templates.tokens.added import AddedTokens
 from energon_pack.templates.tokens.tokenizing import Tokenizing
 
@@ -101,7 +101,7 @@ class Template(Preparation, Tokenizing):
         else:
             written = chat.render_marked(messages, sample.tools, labels)
             (marked, weights, dropped), final_end = chat.with_final_end(written, messages, labels)
-            has_no_tools = leaves_out_tools(chat.renderer, messages, sample.tools, labels.template_drops)
+            has_no_tools = check_for_left_out_tools(chat.renderer, messages, sample.tools, labels.template_drops)
         text, spans, places, num_features = self._with_media_put_in(marked, around, sample.media, expansions)
         placed = [place for place in places if place[1]]
         spans, weights = frames.trained_spans(chat, text, spans, weights, placed, labels)
@@ -120,7 +120,7 @@ class Template(Preparation, Tokenizing):
             sample.options.token_range,
             [number for _, number in expansions],
             bool(dropped.others),
-            count_empty_answers(messages) if labels.empty is Empty.drop else NO_EMPTY_ANSWERS,
+            count_empty_answers(messages) if labels.empty is EmptyAnswerRule.drop else NO_EMPTY_ANSWERS,
             final_end,
             self.clip_frames(sample.media),
         )
@@ -163,7 +163,7 @@ class Template(Preparation, Tokenizing):
             raise Skip(Reason.PROCESSOR_ERROR, f"the chat template leaves out {left_out} media")
         return "".join([*pieces, marked[cursor:], after]), spans, places, num_features
 
-    def _labels_of(self, sample: Sample) -> Labels:
+    def _labels_of(self, sample: Sample) -> LabelSettings:
         """Return the label settings of a sample: the run's and its own; raises Skip for invalid `label_settings`."""
         if not sample.options.labels:
             return self.spec.labels
@@ -221,7 +221,7 @@ class Template(Preparation, Tokenizing):
         messages = split_content(sample.messages, [media.kind for media in sample.media])
         chat, frames = self._chat_for(sample)
         if self._labels_of(sample).think is Think.drop_history:
-            messages = chat.messages_without_thoughts(messages)
+            messages = chat.without_earlier_thoughts(messages)
         if sample.media and not is_document(messages):
             messages = list(map(frames.with_dropped_media_as_text, messages))
         return chat.renderer.in_template_form(messages)
@@ -251,7 +251,7 @@ class Template(Preparation, Tokenizing):
 
     def rules_by(self, engine: str) -> InputRules:
         """Return `input_rules` that tokenize members from no pack with this engine (`measure.engine`)."""
-        return replace(self.input_rules, tokenize=partial(tokens_of_member, self, engine=engine))
+        return replace(self.input_rules, tokenize=partial(tokens_of_foreign_member, self, engine=engine))
 
     @cached_property
     def input_rules(self) -> InputRules:

@@ -16,7 +16,7 @@ from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.requested import video_metadata_of
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.skip import Skip
-from energon_pack.samples.tokens import SeenMedium
+from energon_pack.samples.tokens import MediumInput
 from energon_pack.templates.chat.renderer import EXAMPLE_TOOL
 from energon_pack.templates.families import ASKING_FAMILIES
 from energon_pack.templates.full_processor import full_processor, quiet_transformers
@@ -259,7 +259,7 @@ def _clip_argument(template: Template, video: Media, pixels: Any, chooses: bool)
     )
 
 
-def feature_difference(template: Template, media: Iterable[SeenMedium], ids: Sequence[int]) -> str:
+def feature_difference(template: Template, media: Iterable[MediumInput], ids: Sequence[int]) -> str:
     """Say how the number of features of media differs from that of their tokens in `ids`; empty: it does not."""
     media, num_waiting = [*media], Counter(ids)
     num_features = dict.fromkeys(template.feature_ids.values(), 0)  # by token; kinds may share one

@@ -16,10 +16,10 @@ import torch
 
 from energon_pack.errors import PackError, amount
 from energon_pack.trainers.check_dealing import breaking_setting, check_dealing
-from energon_pack.trainers.collator import Collator, refuse_pairs
+from energon_pack.trainers.collator import Collator, refuse_pair_dataset
 from energon_pack.trainers.loss import WeightedSteps
 from energon_pack.trainers.samples_alone import LossSumsAlone, describe_host_reads, run_samples_alone
-from energon_pack.training.encoded import Pack
+from energon_pack.training.encoded import TrainingPack
 from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.layout import IGNORE
 from energon_pack.training.restored_model import without_dropout
@@ -54,7 +54,7 @@ def check_trainer(trainer: Any) -> str:
     loader = _loader(trainer)
     collate = getattr(loader, "base_dataloader", loader).collate_fn  # ms-swift's dispatcher has a loader inside
     collator = _collator(collate)
-    refuse_pairs(collator.packs)
+    refuse_pair_dataset(collator.packs)
     if collator.weights and not isinstance(trainer, WeightedSteps):
         raise PackError(f"{type(trainer).__name__}: its loss ignores the weights of tokens: weighted(trainer)")
     dealt = check_dealing(trainer, loader)
@@ -102,7 +102,7 @@ class TrainerStep:
 
     def compare(self, alone: LossSumsAlone, trainer: Any) -> str:
         """Return a text that this loss equals that of samples alone; PackError: it differs, with cause and cure."""
-        total = _summed_over_ranks(trainer, [self.loss, 1.0, *alone.rank_sums])
+        total = _summed_over_ranks(trainer, [self.loss, 1.0, *alone.sums_to_add_over_ranks])
         loss, summed, trained = total[0] / total[1], total[2], total[3]
         expected, means, added = summed / trained, total[4] / total[5], total[4] / total[1]
         weights = [one for one in trainer.model.parameters() if one.is_floating_point()]
@@ -161,7 +161,7 @@ def _rows_to_compare(trainer: Any, collator: Collator, loader: Any) -> list[Any]
     return [packs[i] if is_stream else rows[i] for i in (by_trained[-1], least)]
 
 
-def _num_trained(pack: Pack) -> int:
+def _num_trained(pack: TrainingPack) -> int:
     return sum(int((member.tokens.labels != IGNORE).sum()) for member in pack.members)
 
 

@@ -94,7 +94,7 @@ def check_dealing(trainer: Any, loader: Any) -> str:
         return f"{len(data):,} packs for {amount(ranks, 'rank')}{epochs}"
     with torch.random.fork_rng():  # a sampler that shuffles draws its seed
         of_rank = [[int(row) for row in batch] for batch in sampler]
-    return describe_dealing(_gather_batches(of_rank, ranks), len(data), in_order_setting(trainer)) + epochs
+    return check_dealt_rows(_gather_batches(of_rank, ranks), len(data), in_order_setting(trainer)) + epochs
 
 
 def _epoch_fault(trainer: Any, loader: Any) -> str:
@@ -115,7 +115,7 @@ def _epoch_fault(trainer: Any, loader: Any) -> str:
     return "" if heard else "; set_epoch never arrives, so all epochs are the first: packs.as_dataset(epochs=…)"
 
 
-def describe_dealing(dealt: Sequence[Sequence[Sequence[int]]], num: int, order_setting: str) -> str:
+def check_dealt_rows(dealt: Sequence[Sequence[Sequence[int]]], num: int, order_setting: str) -> str:
     """Return a text on how `num` rows are dealt, by `dealt[rank][batch]`; PackError: some come twice or never."""
     rows = [row for batches in dealt for batch in batches for row in batch]
     of_turn = len(dealt) * max((len(batch) for batches in dealt for batch in batches), default=0)

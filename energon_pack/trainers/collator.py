@@ -6,8 +6,8 @@ from zlib import crc32
 
 from energon_pack.errors import PackError
 from energon_pack.training.batch import PackedBatch
-from energon_pack.training.encoded import BadPack, Pack
-from energon_pack.training.masks import Outline, outline_of
+from energon_pack.training.encoded import BadPack, TrainingPack
+from energon_pack.training.masks import ModelOutline, outline_of
 from energon_pack.training.refusals import refuse_trees
 
 #: the columns by which a row names its pack
@@ -18,7 +18,7 @@ DATASET_COLUMN = "packs_of"
 LOSS_KEYS = ("labels", "loss_weight", "_packed_seq_ids")
 
 
-def refuse_pairs(packs: Any) -> None:
+def refuse_pair_dataset(packs: Any) -> None:
     """Raise PackError if a dataset's packs hold preference pairs: a trainer's SFT loss would train rejected answers."""
     if packs.encoder.pairs is not None:
         from energon_pack.training.preference import SFT_REFUSED
@@ -40,22 +40,22 @@ class Collator:
     """
 
     def __init__(self, packs: Any, model: Any, weights: bool = False):
-        refuse_pairs(packs)
+        refuse_pair_dataset(packs)
         if packs.encoder.layout != "neat":
             raise PackError(f"layout={packs.encoder.layout}: models of transformers take layout=neat")
         #: the dataset
         self.packs = packs
         #: whether batches have the weights of tokens
         self.weights = weights
-        self._outline: Outline = outline_of(model).on_cpu()
+        self._outline: ModelOutline = outline_of(model).on_cpu()
 
     def __call__(self, rows: Sequence[Any], **_: Any) -> dict[str, Any]:
         """Lay out the packs of some rows as the inputs of `model.forward`."""
         return self.batch_of_packs([self.pack_of_row(row) for row in rows])
 
-    def pack_of_row(self, row: Any) -> Pack:
+    def pack_of_row(self, row: Any) -> TrainingPack:
         """Return the pack that a row names or holds; PackError: it has none."""
-        if isinstance(row, Pack):
+        if isinstance(row, TrainingPack):
             return row
         if not isinstance(row, Mapping) or PACK_COLUMN not in row:
             content = f"the columns {', '.join(row)}" if isinstance(row, Mapping) else f"a {type(row).__name__}"
@@ -64,17 +64,17 @@ class Collator:
                 " remove_unused_columns=False, and without the trainer's own tokenising and packing"
             )
         named = row[PACK_COLUMN]
-        if isinstance(named, Pack):
+        if isinstance(named, TrainingPack):
             return named
         if row.get(DATASET_COLUMN, mine := dataset_hash(self.packs.fingerprint)) != mine:
             raise PackError(
                 "a row names a pack of another dataset or split than that of data_collator: give the trainer the packs"
                 " themselves, which need no collator of their own (eval_dataset=packs, not packs.as_dataset())"
             )
-        pack: Pack = self.packs[int(row[EPOCH_COLUMN]), int(named)]
+        pack: TrainingPack = self.packs[int(row[EPOCH_COLUMN]), int(named)]
         return pack
 
-    def batch_of_packs(self, packs: Sequence[Pack]) -> dict[str, Any]:
+    def batch_of_packs(self, packs: Sequence[TrainingPack]) -> dict[str, Any]:
         """Lay packs out as the inputs of `model.forward`; BadPack: they share tokens, or have unexpected weights."""
         refuse_trees(packs, "a trainer's own loss")
         batch: PackedBatch = self.packs.encoder.batch(packs)
@@ -96,7 +96,7 @@ class PairCollator(Collator):
     def __init__(self, packs: Any):
         self.packs = packs
 
-    def batch_of_packs(self, packs: Sequence[Pack]) -> PackedBatch:
+    def batch_of_packs(self, packs: Sequence[TrainingPack]) -> PackedBatch:
         """Lay packs out as a batch with `preference_pairs`; raises what `PackEncoder.batch` raises."""
         batch: PackedBatch = self.packs.encoder.batch(packs)
         return batch

@@ -16,7 +16,7 @@ except ModuleNotFoundError as error:
 from energon_pack.errors import PackError
 from energon_pack.run.seeded_random import Ints
 from energon_pack.trainers.collator import DATASET_COLUMN, EPOCH_COLUMN, PACK_COLUMN, dataset_hash
-from energon_pack.training.encoded import Pack
+from energon_pack.training.encoded import TrainingPack
 
 #: columns with the tokens of a pack: the name in transformers' Trainer, and the name in ms-swift
 LENGTH_COLUMNS = ("length", "lengths")
@@ -60,16 +60,16 @@ class NumberedRows(datasets.Dataset):
 class StreamRows(datasets.IterableDataset):
     """Rows `{pack}` of this rank's own packs, from a stream."""
 
-    def __init__(self, packs: Iterable[Pack], rank: int, world_size: int):
+    def __init__(self, packs: Iterable[TrainingPack], rank: int, world_size: int):
         features = datasets.Features({PACK_COLUMN: datasets.Value("null")})  # only the column's name is ever used
         super().__init__(ExamplesIterable(self._rows, {}), datasets.DatasetInfo(features=features))
         self._packs, self._rank, self._world_size = packs, rank, world_size
 
-    def __iter__(self) -> Iterator[dict[str, Pack]]:
+    def __iter__(self) -> Iterator[dict[str, TrainingPack]]:
         for pack in self._packs:
             yield {PACK_COLUMN: pack}
 
-    def _rows(self) -> Iterator[tuple[int, dict[str, Pack]]]:
+    def _rows(self) -> Iterator[tuple[int, dict[str, TrainingPack]]]:
         yield from enumerate(self)
 
     @property

@@ -23,7 +23,7 @@ class LengthGroups(NamedTuple):
     #: int64[num_batches], the batches in the order in which all ranks together take them, step by step
     order: Ints
 
-    def samples_of_batch(self, place: int) -> Ints:
+    def samples_at_order_index(self, place: int) -> Ints:
         """Return the sample numbers of the batch that is at index `place` of `order`."""
         batch, (starts, items) = self.order[place], self.batches
         samples: Ints = items[starts[batch] : starts[batch + 1]]

@@ -17,9 +17,9 @@ import numpy as np
 from energon_pack.dataset.damaged_shards import refuse_damaged_shards
 from energon_pack.dataset.encoder import pack_encoder
 from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.manifest import PACK_TOTALS_FILE, TotalsOfPacks, is_metadataset, read_unchanged
+from energon_pack.dataset.manifest import PACK_TOTALS_FILE, PackTotals, is_metadataset, read_unchanged
 from energon_pack.dataset.pack_files import members_of_pack
-from energon_pack.dataset.pack_parts import PackParts
+from energon_pack.dataset.pack_parts import PackPartReader
 from energon_pack.errors import PackError
 from energon_pack.run.seeded_random import Ints
 from energon_pack.samples.member import MemberInput
@@ -63,19 +63,19 @@ class PackedDataset(PacksByNumber):
             raise PackError(f"{path} is a file: name the folder of one packed dataset")
         self.encoder = pack_encoder(path, processor, trust_remote_code, **options)
         self.micro_batches = topology_of(self.encoder.made).micro_batches
-        self._files = PackParts(DatasetFolder(path))
+        self._files = PackPartReader(DatasetFolder(path))
         numbers, sums = self._in_split(split), self._read_sums()
         if not len(numbers):
             raise PackError(f"split={split}: {path} has no pack in it: output.splits.{split} of the packing fills it")
         self._num_packs, self._numbers = len(numbers), numbers
-        self._split_sums = TotalsOfPacks(*(column[numbers] for column in sums))
+        self._split_sums = PackTotals(*(column[numbers] for column in sums))
         self.fingerprint = f"{self.encoder.made['key_prefix']}-{split}-{len(numbers)}"
 
     def _key_and_members(self, epoch: int, number: int) -> tuple[str, Iterable[MemberInput]]:
         parts = self._files.parts(int(self._numbers[number]))
         return parts["__key__"], members_of_pack(parts, self.encoder.made["flavor"], self._files.read_media)
 
-    def _pack_totals(self, epoch: int) -> TotalsOfPacks:
+    def _pack_totals(self, epoch: int) -> PackTotals:
         return self._split_sums
 
     @cached_property
@@ -106,11 +106,11 @@ class PackedDataset(PacksByNumber):
         ]
         return np.array(taken, np.int64)
 
-    def _read_sums(self) -> TotalsOfPacks:
+    def _read_sums(self) -> PackTotals:
         """Read sums over the members of each pack of the dataset; PackError: they are not of these shards."""
         folder, hashes = self._files.folder, self.encoder.made.get("hashes", {})
         try:
-            sums = TotalsOfPacks.read(read_unchanged(folder.path, PACK_TOTALS_FILE, hashes.get(PACK_TOTALS_FILE)))
+            sums = PackTotals.read(read_unchanged(folder.path, PACK_TOTALS_FILE, hashes.get(PACK_TOTALS_FILE)))
         except (OSError, ValueError) as error:
             raise PackError(str(error)) from None
         if len(sums.tokens) != len(self._files):

@@ -13,13 +13,13 @@ import numpy.typing as npt
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from energon_pack.dataset.manifest import TotalsOfPacks
+from energon_pack.dataset.manifest import PackTotals
 from energon_pack.errors import PackError
 from energon_pack.run.seeded_random import Ints
 from energon_pack.samples.member import MemberInput
 from energon_pack.steps.topology import ranks_here
 from energon_pack.training.batch import PackedBatch
-from energon_pack.training.encoded import BadPack, Pack
+from energon_pack.training.encoded import BadPack, TrainingPack
 from energon_pack.training.member_encoder import UnreadableMember
 from energon_pack.training.pack_encoder import PackEncoder
 
@@ -32,7 +32,7 @@ class PackDatasetBase:
 
     encoder: PackEncoder
 
-    def collate(self, packs: Sequence[Pack]) -> PackedBatch:
+    def collate(self, packs: Sequence[TrainingPack]) -> PackedBatch:
         """Lay packs out in a batch: `collate_fn` of a DataLoader."""
         return self.encoder.batch(packs)
 
@@ -59,14 +59,14 @@ class PackDatasetBase:
 
         Without it, Trainers compute the mean of the packs' means for most models with images.
         """
-        from energon_pack.trainers.collator import refuse_pairs
+        from energon_pack.trainers.collator import refuse_pair_dataset
         from energon_pack.trainers.loss import token_mean_loss
 
-        refuse_pairs(self)
+        refuse_pair_dataset(self)
         return partial(token_mean_loss, shifted=self.encoder.labels_shifted)
 
 
-class PacksByNumber(PackDatasetBase, Dataset[Pack]):
+class PacksByNumber(PackDatasetBase, Dataset[TrainingPack]):
     """A map-style dataset of packs; an item is an encoded pack."""
 
     #: packs of each rank in a step
@@ -81,14 +81,14 @@ class PacksByNumber(PackDatasetBase, Dataset[Pack]):
         """Return a pack's key and its members, not encoded."""
 
     @abstractmethod
-    def _pack_totals(self, epoch: int) -> TotalsOfPacks:
+    def _pack_totals(self, epoch: int) -> PackTotals:
         """Return sums over the members of each pack of an epoch: tokens, costs."""
 
     def __len__(self) -> int:
         """Number of packs in every epoch."""
         return self._num_packs
 
-    def __getitem__(self, index: int | tuple[int, int]) -> Pack:
+    def __getitem__(self, index: int | tuple[int, int]) -> TrainingPack:
         """Read and encode a pack.
 
         Args:
@@ -108,7 +108,7 @@ class PacksByNumber(PackDatasetBase, Dataset[Pack]):
             raise BadPack(f"{key}: none of its {len([*self.members(epoch, number)])} members can be encoded")
         return pack
 
-    def __getitems__(self, indices: Sequence[Any]) -> list[Pack]:
+    def __getitems__(self, indices: Sequence[Any]) -> list[TrainingPack]:
         """Return the packs of a batch, for torch's DataLoader."""
         if isinstance(indices, tuple):
             raise ValueError(f"a batch of {indices}: PackSampler deals single packs: sampler=…, not batch_sampler=…")

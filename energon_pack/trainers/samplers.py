@@ -13,7 +13,7 @@ from torch.utils.data import Sampler
 from energon_pack.plan.even_steps import order_for_steps
 from energon_pack.run.lru_cache import LruCache
 from energon_pack.run.seeded_random import Ints, epoch_seed
-from energon_pack.steps.position import Position, State, Stream, Taken, numbers_taken_together, positions_of_states
+from energon_pack.steps.position import PackOrder, Position, State, Taken, numbers_taken_together, positions_of_states
 from energon_pack.steps.topology import Topology, ranks_here, reading_order, topology_of
 from energon_pack.trainers.length_groups import LengthGroups, group_by_length
 
@@ -199,7 +199,7 @@ class PackSampler(_Dealer[tuple[int, int]]):
         super()._begin_at(position)
         # every epoch has the same packs: then change their order
         repeats = getattr(self._packs, "repeats", False) and not self._has_turns
-        self._stream = Stream(len(self._packs), position.topology, repeats)
+        self._stream = PackOrder(len(self._packs), position.topology, repeats)
 
     def _num_items(self, epoch: int, topology: Topology) -> int:
         return len(self._packs)
@@ -310,7 +310,7 @@ class LengthGroupedSampler(_Dealer[list[int]]):
         return len(self._groups(epoch, topology).order)
 
     def _item(self, epoch: int, index: int, topology: Topology) -> list[int]:
-        samples: list[int] = self._samples[self._groups(epoch, topology).samples_of_batch(index)].tolist()
+        samples: list[int] = self._samples[self._groups(epoch, topology).samples_at_order_index(index)].tolist()
         return samples
 
     def _next_epoch_position(self, position: Position) -> Position:

@@ -14,11 +14,11 @@ from energon_pack.training.batch import total_weight, weighted_loss
 from energon_pack.training.encoded import Encoded, Members
 from energon_pack.training.guarded_calls import unchecked
 from energon_pack.training.host_reads import HostReads
-from energon_pack.training.layout import shifted_weights
+from energon_pack.training.layout import weights_aligned_to_labels
 from energon_pack.training.masks import BOUNDARY_MARK, outline_of
 from energon_pack.training.model_wrappers import class_of, unwrapped
 from energon_pack.training.probe_batches import plain_inputs
-from energon_pack.training.processor_calls import ProcessorCalls
+from energon_pack.training.processor_calls import MediaProcessorCaller
 
 #: keys of a batch from which a forward would compute a loss
 _LOSS_KEYS = {*LOSS_KEYS, "shift_labels"}
@@ -34,7 +34,7 @@ class LossSumsAlone:
     num_samples: int
 
     @property
-    def rank_sums(self) -> list[float]:
+    def sums_to_add_over_ranks(self) -> list[float]:
         """The numbers to add up over ranks: Σ w·ce, Σ w, the sum of the packs' mean losses, num packs, num samples."""
         means = [each / num for each, num in zip(self.loss_sums, self.weight_sums, strict=True)]
         return [sum(self.loss_sums), sum(self.weight_sums), sum(means), len(means), self.num_samples]
@@ -69,15 +69,15 @@ def _loss_sums(model: Any, collator: Collator, row: Any) -> Iterator[tuple[float
         output = kind.forward(model, **_forward_inputs(collator.batch_of_packs([pack]), model))
         yield *_loss_and_weight_sums(output, packs.encoder.batch([pack])), len(pack.members)
         return
-    process = ProcessorCalls(packs.encoder.rules)
+    process = MediaProcessorCaller(packs.encoder.rules)
     for sample in _samples_of(packs, int(row[EPOCH_COLUMN]), int(row[PACK_COLUMN]), process):
         tokens = sample.tokens
-        weights = shifted_weights(Members.of([tokens]), packs.encoder.loss_weight, shifted=False)
+        weights = weights_aligned_to_labels(Members.of([tokens]), packs.encoder.loss_weight, shifted=False)
         output = kind.forward(model, **plain_inputs(kind, sample, model.config, model.device))
         yield *_loss_and_weight_sums(output, {"labels": tokens.labels[None], "loss_weight": weights[None]}), 1
 
 
-def _samples_of(packs: Any, epoch: int, number: int, process: ProcessorCalls) -> Iterator[Encoded]:
+def _samples_of(packs: Any, epoch: int, number: int, process: MediaProcessorCaller) -> Iterator[Encoded]:
     """Yield the samples of a pack, each with the media inputs of a call of the processor for this sample alone."""
     for member in packs.members(epoch, number):
         pack = packs.encoder.encode(f"{epoch}/{number}", [member])

@@ -16,10 +16,10 @@ from energon_pack.training.layout import IGNORE, seq_idx
 from energon_pack.training.masks import (
     BOUNDARY_MARK,
     TOWER_PREFIX,
-    Outline,
+    ModelOutline,
     TowerInputsProof,
+    layer_masks_of_packs,
     outline_of,
-    pack_masks,
     prefix_attention_mask,
     tower_inputs_in,
 )
@@ -136,9 +136,9 @@ class PackedBatch(BatchWithMediaLens):
                 raise ValueError("a batch of trees needs masks or a plan of its own: model_inputs(model) of the model")
             for name in _PACK_BOUNDARIES:
                 del inputs[name]
-            from energon_pack.training.tree_inputs import attention_inputs
+            from energon_pack.training.tree_inputs import tree_attention_inputs
 
-            inputs.update(attention_inputs(self, unwrapped(model)))
+            inputs.update(tree_attention_inputs(self, unwrapped(model)))
             return inputs
         if outline is not None and outline.tower is not None and self.get("tower") == outline.tower.config_hash:
             inputs.update(self._tower_inputs(outline.tower, outline.device))
@@ -159,7 +159,7 @@ class PackedBatch(BatchWithMediaLens):
         late = {name: values[name].to(device, non_blocking=True) for name in values if BOUNDARY_MARK in name}
         return values if proof.keeps_boundaries_on_host else values | late
 
-    def _rope_rows(self, outline: Outline) -> Tensor:
+    def _rope_rows(self, outline: ModelOutline) -> Tensor:
         """Return positions [4, B, S]; without media, the three rows of M-RoPE equal the text row."""
         positions: Tensor = self["position_ids"]
         if positions.dim() == 3:
@@ -171,11 +171,11 @@ class PackedBatch(BatchWithMediaLens):
             )
         return positions.expand(4, *positions.shape)
 
-    def _masks(self, outline: Outline) -> dict[str, Tensor]:
+    def _masks(self, outline: ModelOutline) -> dict[str, Tensor]:
         device = outline.device
-        return pack_masks(self["doc_ids"].to(device), self["mm_token_type_ids"].to(device), outline)
+        return layer_masks_of_packs(self["doc_ids"].to(device), self["mm_token_type_ids"].to(device), outline)
 
-    def _prefix_mask(self, outline: Outline) -> Tensor:
+    def _prefix_mask(self, outline: ModelOutline) -> Tensor:
         labels = self["labels"]
         if "_packed_seq_ids" in self:  # shifted already
             labels = torch.nn.functional.pad(labels[:, :-1], (1, 0), value=IGNORE)

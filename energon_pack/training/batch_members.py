@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from energon_pack.training.forward_inputs import MixingError, branch_starts, text_positions, tokens_of
+from energon_pack.training.forward_inputs import MixingError, branch_starts, ids_or_embeddings, text_positions
 from energon_pack.training.trial_inputs import MemberSpan, spans_of
 
 #: a member as its user gives it: its number of tokens, or its `tokens` and its rows of each media input
@@ -27,7 +27,7 @@ def is_layout_input(name: str) -> bool:
     return name in LAYOUT_INPUTS or name.startswith((*_BOUNDARY_PREFIXES, "max_length_", "max_seqlen"))
 
 
-def read_members(inputs: Mapping[str, Any], members: MemberSizes | None = None) -> "ReadMembers":
+def find_members(inputs: Mapping[str, Any], members: MemberSizes | None = None) -> "FoundMembers":
     """Find where each member of a batch begins and ends in its row, without padding.
 
     `cu_seq_lens…` are boundaries in the concatenated rows. `position_ids` restart with each member, in all rows of
@@ -54,7 +54,7 @@ def read_members(inputs: Mapping[str, Any], members: MemberSizes | None = None) 
     spans = {name: spans_of(tokens, begins, real) for name, begins in begins_by.items()}
     _refuse_contradiction(spans)
     shortest = [min(alike, key=lambda one: one.end) for alike in zip(*spans.values(), strict=True)]
-    return ReadMembers(" and ".join(spans), shortest)
+    return FoundMembers(" and ".join(spans), shortest)
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,14 @@ class MemberPlaces:
 
 
 def member_places(inputs: Mapping[str, Any], members: MemberSizes | None = None) -> list[MemberPlaces]:
-    """Find where the members of a batch lie, as `read_members` does; in a tree, where the paths to its leaves do."""
+    """Find where the members of a batch lie, as `find_members` does; in a tree, where the paths to its leaves do."""
     positions = inputs.get("position_ids")
     if members is None and isinstance(positions, Tensor) and (positions.dim() == 2 or len(positions) == 4):
         rows = text_positions(inputs, positions)
         if branch_starts(rows):
-            ids = tokens_of(inputs)
+            ids = ids_or_embeddings(inputs)
             return [one for row, line in enumerate(rows.tolist()) for one in _paths(row, line, ids[row])]
-    ranges = [(one.row, torch.arange(one.start, one.end)) for one in read_members(inputs, members).spans]
+    ranges = [(one.row, torch.arange(one.start, one.end)) for one in find_members(inputs, members).spans]
     return [MemberPlaces(row, places, places) for row, places in ranges]
 
 
@@ -102,8 +102,8 @@ def _paths(row: int, positions: Sequence[int], tokens: Tensor) -> list[MemberPla
 
 
 @dataclass(frozen=True)
-class ReadMembers:
-    """The members that `read_members` found in a batch, and the inputs that tell where they are."""
+class FoundMembers:
+    """The members that `find_members` found in a batch, and the inputs that tell where they are."""
 
     #: names of these inputs, joined by "and"
     input_names: str

@@ -21,13 +21,13 @@ from torch import Tensor
 from energon_pack.samples.media.arguments import PreparedMedia
 from energon_pack.samples.media.kinds import IMAGE, VIDEO
 from energon_pack.training.joining import Join, join
-from energon_pack.training.processor_calls import ProcessorCalls
+from energon_pack.training.processor_calls import MediaProcessorCaller
 
 #: numbers that are normalized at once: more would leave the cache, fewer pay for calls
 _AT_ONCE = 1 << 20
 
 
-class OtherStepsError(ValueError):
+class UnknownPixelStepError(ValueError):
     """A processor does something with pixels that is not known here."""
 
 
@@ -79,7 +79,7 @@ class _Steps:
     ) -> Tensor:
         """Note how a processor would normalize pixels, and return them unchanged."""
         if images.dtype != torch.uint8 or not do_normalize:
-            raise OtherStepsError("pixels that are no bytes, or are not normalized")
+            raise UnknownPixelStepError("pixels that are no bytes, or are not normalized")
         self._scales.add(_Scale(tuple(image_mean), tuple(image_std), 1.0 / rescale_factor if do_rescale else 1.0))
         self._num_bytes += images.numel()
         return images
@@ -93,12 +93,12 @@ class _Steps:
         return patches, *sizes
 
     def pixel_input_and_scale(self, tensors: Mapping[str, Tensor]) -> tuple[str, _Scale]:
-        """Return the name of the input with the pixels, and how they become numbers; OtherStepsError: they can't."""
+        """Return the name of the input with the pixels, and how they become numbers, or raise UnknownPixelStepError."""
         pixels = (torch.uint8, torch.float32)  # some processors put bytes into a frame of zeros
         sizes = {name: value.numel() for name, value in tensors.items() if value.dtype in pixels}
         name = next((name for name, size in sizes.items() if size == self._num_bytes), "")
         if not name or len(self._scales) != 1 or len(self._repeats) > 1:
-            raise OtherStepsError("pixels in several ways, or with others between them")
+            raise UnknownPixelStepError("pixels in several ways, or with others between them")
         return name, next(iter(self._scales))._replace(repeats=next(iter(self._repeats), 1))
 
 
@@ -141,7 +141,7 @@ class _Pixels(NamedTuple):
             numbers[:, :, 1:] = first[:, :, None]
 
 
-class ByteCalls:
+class BytePixelProcessor:
     """Makes media inputs with a processor that leaves pixels as bytes, and normalizes them once, in their batch.
 
     Args:
@@ -149,7 +149,7 @@ class ByteCalls:
         empty: makes a tensor of float32 without values, of a shape.
     """
 
-    def __init__(self, call: ProcessorCalls, empty: Callable[[Sequence[int]], Tensor]):
+    def __init__(self, call: MediaProcessorCaller, empty: Callable[[Sequence[int]], Tensor]):
         self._call, self._empty = call, empty
 
     def __call__(
@@ -163,7 +163,7 @@ class ByteCalls:
             each: whether each medium is a call; else all of a kind that follow each other.
 
         Raises:
-            OtherStepsError: the processor does something else with these pixels.
+            UnknownPixelStepError: the processor does something else with these pixels.
             Exception: any error of its class.
         """
         parts: list[dict[str, Tensor]] = []
@@ -173,7 +173,7 @@ class ByteCalls:
             call = self._call.changed(steps.copy_keeping_bytes, only_images=needs_no_text)
             tensors = call.images([media], joins) if needs_no_text else call([media])
             if tensors.keys() - joins.keys():
-                raise OtherStepsError("inputs that were not tried")
+                raise UnknownPixelStepError("inputs that were not tried")
             name, scale = steps.pixel_input_and_scale(tensors)
             pixels.setdefault(name, []).append(_Pixels(tensors.pop(name), scale))
             parts.append(tensors)
@@ -182,7 +182,7 @@ class ByteCalls:
     def _placed(self, pixels: Sequence[_Pixels], rule: Join) -> Tensor:
         """Write the pixels of several calls as numbers into one tensor, side by side and padded as the rule says."""
         if rule.indexed_input or rule.only_alike_reason:
-            raise OtherStepsError("pixels that are joined as indices")
+            raise UnknownPixelStepError("pixels that are joined as indices")
         dim, shapes = rule.dim, [one.shape for one in pixels]
         size = [*map(max, zip(*shapes, strict=True))]
         size[dim] = sum(shape[dim] for shape in shapes)
@@ -191,7 +191,7 @@ class ByteCalls:
             own = place[tuple(map(slice, shape))]
             if own.shape != place.shape:
                 if rule.pad_value is None:
-                    raise OtherStepsError("pixels of several sizes")
+                    raise UnknownPixelStepError("pixels of several sizes")
                 place.fill_(rule.pad_value)
             one.write(own)
         return joined

@@ -8,11 +8,11 @@ from typing import Any, Protocol
 import torch
 
 from energon_pack.training.encoded import IGNORE, Encoded, Member
-from energon_pack.training.finding import Proof
+from energon_pack.training.finding import MaskTry
 from energon_pack.training.forward_inputs import MixingError, attention_of
 from energon_pack.training.model_wrappers import class_of
 from energon_pack.training.probe_batches import ProbeSamples
-from energon_pack.training.proof import find_remedy, part_kinds_of, prove
+from energon_pack.training.proof import find_remedy, part_kinds_of, try_masks
 
 _log = logging.getLogger(__name__)
 
@@ -37,10 +37,10 @@ class ClassProof:
     """The tests of a model's class, and the samples that they used."""
 
     #: every test of the class; the last one counts
-    proofs: Sequence[Proof]
+    proofs: Sequence[MaskTry]
     samples: Sequence[Encoded]
     #: the test with trees; None: the encoder's packs have none
-    tree_proof: Proof | None = None
+    tree_proof: MaskTry | None = None
 
     @property
     def max_row_len(self) -> int | None:
@@ -59,8 +59,8 @@ def prove_class(model: Any, encoder: EncoderForGuard | None, is_trusted: bool) -
     samples = encoder.probe_members() if encoder else _random_texts(model.config.get_text_config().vocab_size)
     device = model.device if model.device.type == "cuda" else torch.device("cpu")
 
-    def proved(samples: ProbeSamples, mask: str) -> list[Proof]:
-        return prove(class_of(model), model.config, samples, mask, attention, longest, device, part_kinds_of(model))
+    def proved(samples: ProbeSamples, mask: str) -> list[MaskTry]:
+        return try_masks(class_of(model), model.config, samples, mask, attention, longest, device, part_kinds_of(model))
 
     proofs = proved(samples, mask)
     images = [member for member in samples if not member.num_videos]
@@ -87,7 +87,7 @@ def prove_class(model: Any, encoder: EncoderForGuard | None, is_trusted: bool) -
 def _refuse_unproven(
     model: Any,
     lacks: str,
-    proofs: Sequence[Proof],
+    proofs: Sequence[MaskTry],
     samples: ProbeSamples,
     attention: str | None,
     longest: int | None,

@@ -25,14 +25,14 @@ from energon_pack.training.batch import PackedBatch, total_weight, weighted_loss
 from energon_pack.training.encoded import Encoded
 from energon_pack.training.expert_routing import Routing, use_routing
 from energon_pack.training.finding import (
-    Finding,
+    BatchDifference,
     Gradients,
     compare_gradients,
     compare_outputs,
     gradients_of,
     worst_difference,
 )
-from energon_pack.training.forward_inputs import tokens_of
+from energon_pack.training.forward_inputs import ids_or_embeddings
 from energon_pack.training.layout import IGNORE, loss_weights
 from energon_pack.training.recording import RunValues, run_and_record, without_reentrant
 from energon_pack.training.trial_inputs import PlacedSample, Probe, differentiable_copies
@@ -143,7 +143,7 @@ class _ForwardRun:
     gradients: Gradients = field(default_factory=Gradients)
 
 
-def compare(way: RunOptions, probe: Probe) -> Finding:
+def compare(way: RunOptions, probe: Probe) -> BatchDifference:
     """Run a batch, then each of its compared samples alone; return how far outputs, loss and gradients differ."""
     loss = ProbeLoss(probe, way.uses_model_loss, way.is_loss_divided)
     routing = Routing() if way.repeats_routing else None
@@ -164,12 +164,12 @@ def compare(way: RunOptions, probe: Probe) -> Finding:
     ]
     difference, variation = worst_difference(measured, tolerance)
     if not way.compares_gradients:
-        return Finding(difference, variation, tolerance=tolerance)
+        return BatchDifference(difference, variation, tolerance=tolerance)
     expected = sum(run.loss for one, run in pairs if one.in_loss)
     every = [(one, alone[_run_key(way, one)].gradients if one.in_loss else None) for one in probe.placed]
     gradients, of_strangers, size = compare_gradients(packed.gradients, every)
     by_loss = abs(packed.loss - expected) / max(abs(expected), 1e-30)
-    return Finding(difference, variation, by_loss, gradients, of_strangers, size, tolerance)
+    return BatchDifference(difference, variation, by_loss, gradients, of_strangers, size, tolerance)
 
 
 def _run_key(way: RunOptions, one: PlacedSample) -> int:
@@ -215,7 +215,7 @@ def _run_alone(
     sample = places[0].sample
     leaves = differentiable_copies(sample.media) if places[0].leaves else {}
     inputs = probe.inputs_alone(replace(sample, media={**sample.media, **leaves}))
-    device = tokens_of(inputs).device
+    device = ids_or_embeddings(inputs).device
     rows = (places[0].row * shape[1] + places[0].places).to(device)
     again = None if routing is None else Routing(routing, rows, shape[0] * shape[1], is_low)
     inputs |= loss.sample_label_inputs(sample.tokens.labels[None].to(device))

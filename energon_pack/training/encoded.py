@@ -206,7 +206,7 @@ class BadPack(ValueError):
 
 
 @dataclass
-class Pack:
+class TrainingPack:
     """A pack whose members (samples) are encoded, and their joined media."""
 
     key: str

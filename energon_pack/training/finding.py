@@ -22,7 +22,7 @@ _MIN_VARIATION_IN_EPS = 16
 
 
 @dataclass(frozen=True)
-class Finding:
+class BatchDifference:
     """How far outputs, loss and gradients of a batch are from those of its samples alone."""
 
     #: largest difference of a token's outputs
@@ -86,7 +86,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Proof:
+class MaskTry:
     """The result of testing a model class with one mask and one attention implementation."""
 
     model: str
@@ -94,7 +94,7 @@ class Proof:
     #: the mask; empty for trees, which have no choice of masks
     mask: str
     #: the finding of the worst member; None: the model could not be tried
-    finding: Finding | None = None
+    finding: BatchDifference | None = None
     #: the error, if the model could not be tried
     error: str = ""
     seconds: float = 0.0

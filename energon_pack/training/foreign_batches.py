@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from energon_pack.training.batch_members import MemberPlaces, MemberSizes, member_places, read_members
+from energon_pack.training.batch_members import MemberPlaces, MemberSizes, find_members, member_places
 from energon_pack.training.forward_inputs import MixingError, attention_of, check_inputs, mask_kind_of
 from energon_pack.training.guarded_calls import InputCheck
 from energon_pack.training.model_wrappers import class_of
@@ -24,14 +24,14 @@ def foreign_batch_handling(model: Any, trials_of: list[Trials]) -> BatchHandling
 
     def remedy(inputs: Mapping[str, Any]) -> str:
         attention = attention_of(model)
-        by = read_members(inputs, trials_of[0].sizes).input_names
+        by = find_members(inputs, trials_of[0].sizes).input_names
         told = f"Members are told by {by}, which the model, or its attention ({attention}), does not heed"
         return "; ".join([told, *dict.fromkeys(_reasons(inputs, attention))])
 
     return BatchHandling(_mask_kind_and_mixing, remedy, {}, reads_each=True)
 
 
-def try_batches(
+def try_given_batches(
     trials: Trials,
     model: Any,
     check: InputCheck,
@@ -53,7 +53,7 @@ def try_batches(
         are_packed |= len({one.row for one in places}) < len(places)
         check(model, inputs)
     if not are_packed:
-        by = read_members(inputs, trials.sizes).input_names
+        by = find_members(inputs, trials.sizes).input_names
         raise MixingError(f"no row of these batches has two members, by {by}: nothing shows whether they mix")
     if members is not None:
         name = class_of(model).__name__

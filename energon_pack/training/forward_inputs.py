@@ -48,7 +48,7 @@ def refuse_several_rows(num_rows: int) -> None:
         raise MixingError(f"a hybrid model keeps members apart in one row only, not in {num_rows}: batch_size=1")
 
 
-def has_rope_rows(model: Module) -> bool:
+def takes_rope_rows(model: Module) -> bool:
     """Say whether a model takes M-RoPE rows as `position_ids`: one of its parts has `get_rope_index`."""
     if model not in _has_rope_rows_by_model:
         _has_rope_rows_by_model[model] = any(hasattr(type(module), "get_rope_index") for module in model.modules())
@@ -153,7 +153,7 @@ def _check_branches_kept_apart(
                 raise MixingError(f"attention_mask[{name!r}] lets token {place} see the branch before it")
 
 
-def tokens_of(inputs: Mapping[str, Any]) -> Tensor:
+def ids_or_embeddings(inputs: Mapping[str, Any]) -> Tensor:
     """Return the token ids [B, S]; without any, the embeddings [B, S, width]."""
     tokens: Tensor = inputs["inputs_embeds"] if inputs.get("input_ids") is None else inputs["input_ids"]
     return tokens
@@ -161,7 +161,7 @@ def tokens_of(inputs: Mapping[str, Any]) -> Tensor:
 
 def text_positions(inputs: Mapping[str, Any], positions: Tensor) -> Tensor:
     """Return the positions [B, S] that restart with each member: `positions` [B, S], or the first of [4, B, S]."""
-    shape = tokens_of(inputs).shape[:2]
+    shape = ids_or_embeddings(inputs).shape[:2]
     if positions.dim() == 3 and positions.shape[0] == 3:
         raise MixingError("position_ids [3, B, S] have no text row: a model needs [4, B, S] to see where members begin")
     if tuple(positions.shape) not in (tuple(shape), (4, *shape)):

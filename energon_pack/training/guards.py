@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
-from energon_pack.training.finding import Proof
+from energon_pack.training.finding import MaskTry
 from energon_pack.training.forward_inputs import (
     MEDIA_KEYS,
     PROVEN_MASKS,
@@ -21,8 +21,8 @@ from energon_pack.training.forward_inputs import (
     attention_of,
     branch_starts,
     check_inputs,
-    has_rope_rows,
     mask_kind_of,
+    takes_rope_rows,
     text_positions,
 )
 from energon_pack.training.guarded_calls import InputCheck, hook_calls
@@ -48,9 +48,9 @@ class Guard:
     """The hooks on a guarded model and the tests that it passed; `remove()` removes the hooks."""
 
     #: every test of the class; the last one is the result
-    proofs: Sequence[Proof]
+    proofs: Sequence[MaskTry]
     #: the test of the class with trees; None: the encoder's packs have none
-    trees: Proof | None
+    trees: MaskTry | None
     #: tests of the model itself; empty until its first batch, and always with `first_batch=False`
     trials: "Sequence[ModelTrial]"
     handles: Sequence[RemovableHandle]
@@ -145,7 +145,7 @@ def _guard_packs(model: Any, encoder: "EncoderForGuard | None", is_trusted: bool
 
 def _guard_batches(model: Any, batches: Sequence[Mapping[str, Any]], members: "Sequence[MemberSizes] | None") -> Guard:
     """Try a model with these batches of any collator now, and with later ones as with packs."""
-    from energon_pack.training.foreign_batches import foreign_batch_handling, try_batches
+    from energon_pack.training.foreign_batches import foreign_batch_handling, try_given_batches
     from energon_pack.training.trials import Trials
 
     _remove_earlier_hooks(model)
@@ -154,7 +154,7 @@ def _guard_batches(model: Any, batches: Sequence[Mapping[str, Any]], members: "S
     handles, check = hook_calls(model, trials.try_if_due)
     guarded, goes_on = _register_guard(model, handles, trials.trials), False
     try:
-        goes_on = try_batches(trials, model, check, batches, members)
+        goes_on = try_given_batches(trials, model, check, batches, members)
     finally:
         if not goes_on:
             _remove_earlier_hooks(model)
@@ -165,8 +165,8 @@ def _register_guard(
     model: Module,
     handles: Sequence[RemovableHandle],
     trials: "Sequence[ModelTrial] | None",
-    proofs: Sequence[Proof] = (),
-    trees: Proof | None = None,
+    proofs: Sequence[MaskTry] = (),
+    trees: MaskTry | None = None,
 ) -> Guard:
     """Keep the hooks of a model; if it is to be tried (`trials`), say at its end or at exit that it never was."""
     end = (lambda: None) if trials is None else weakref.finalize(model, _say_untried, class_of(model).__name__, trials)
@@ -213,7 +213,7 @@ def _forward_check(
     model: Module, shown: "ClassProof", media: frozenset[str], tried: frozenset[str], first: "Trials | None"
 ) -> InputCheck:
     """Return the check of each forward: its inputs keep members apart in the way that was proven."""
-    attention, rope_rows, longest = attention_of(model), has_rope_rows(model), shown.max_row_len
+    attention, rope_rows, longest = attention_of(model), takes_rope_rows(model), shown.max_row_len
     masks = {shown.proofs[-1].mask}
     if shown.tree_proof is not None:
         from energon_pack.training.tree_inputs import tree_mask_kind

@@ -56,7 +56,7 @@ class HostReads(TorchFunctionMode):
             frame = frame.f_back
         self.reads_by_line[f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"] += 1
 
-    def mark_outputs_kept(self, inputs: list[Tensor], output: Any) -> None:
+    def mark_outputs_on_host(self, inputs: list[Tensor], output: Any) -> None:
         """Treat an operator's outputs as kept on the host if all its input tensors are."""
         kept = [one for one in inputs if self.stays_on_host(one)]
         self.mixes_devices |= any(one.dim() and id(one) in self._kept for one in kept) and len(kept) < len(inputs)
@@ -91,7 +91,7 @@ class _OperatorReads(TorchDispatchMode):
         if _needs_host_values(func, args) and not all(map(self._reads.stays_on_host, inputs)):
             self._reads.count_read()
         output = func(*args, **(kwargs or {}))
-        self._reads.mark_outputs_kept(inputs, output)
+        self._reads.mark_outputs_on_host(inputs, output)
         return output
 
 

@@ -88,7 +88,7 @@ def _joined_input(name: str, rule: Join, parts: Sequence[Inputs]) -> Tensor:
 
 
 @dataclass(frozen=True)
-class JoinRules:
+class FoundJoins:
     """How a processor's media inputs of several members are joined, as a comparison of its calls showed."""
 
     #: rules by the name of the input
@@ -105,7 +105,7 @@ class JoinError(ValueError):
 
 def find_joins(
     call: Callable[[Sequence[_Media], bool], dict[str, Tensor]], members: Sequence[_Media], twins: Sequence[_Media]
-) -> JoinRules:
+) -> FoundJoins:
     """Compare calls of a processor for several members with calls for each; return the rules that join their outputs.
 
     Args:
@@ -133,11 +133,11 @@ def find_joins(
             continue
         limit = "" if tried is members else _join_error_text(of_each, joins)
         if limit and (padded := _padding_joins(call, members, of_each)):
-            return JoinRules(padded, can_call_once=False)
-        return JoinRules(joins, tried is members and not as_rows, limit)
+            return FoundJoins(padded, can_call_once=False)
+        return FoundJoins(joins, tried is members and not as_rows, limit)
     why = first if isinstance(first, JoinError) else JoinError(f"{type(first).__name__}: {first}")
     if alike := _equal_size_joins(call, twins, str(why)):
-        return JoinRules(alike, can_call_once=False, limit=str(why))
+        return FoundJoins(alike, can_call_once=False, limit=str(why))
     raise why
 
 

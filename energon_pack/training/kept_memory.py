@@ -36,7 +36,7 @@ _RETURNED_BLOCK_BYTES, _KEPT_HEAP_BYTES = 256 << 20, 512 << 20
 
 
 @cache
-def keep_pages() -> None:
+def keep_freed_memory() -> None:
     """Let glibc keep freed memory for later packs; for a worker of a DataLoader.
 
     Blocks of 256 MB and more are still returned: to allocate one for each pack costs little, and kept ones would add up

@@ -102,7 +102,7 @@ def neat(rows: Sequence[Sequence[Member]], form: RowForm) -> Batch:
             if pack.rope is not None and pack.rope.stride(0):  # else text, which counts as the pad tail does
                 batch["position_ids"][1:, index, : sizes[index]] = pack.rope
     if form.weights or any(pack.is_weighted for pack in packs):
-        weights = [shifted_weights(pack, form.weights, form.shifted) for pack in packs]
+        weights = [weights_aligned_to_labels(pack, form.weights, form.shifted) for pack in packs]
         batch["loss_weight"] = _padded_rows(weights, width, 0.0)
         batch["is_weighted"] = not torch.equal(batch["loss_weight"], (batch["labels"] != IGNORE).float())
     if form.shifted:
@@ -130,7 +130,7 @@ def shifted_by_one(values: Tensor, lens: Tensor, fill: float) -> Tensor:
     return shifted
 
 
-def shifted_weights(pack: Members, kind: str | None, shifted: bool = True) -> Tensor:
+def weights_aligned_to_labels(pack: Members, kind: str | None, shifted: bool = True) -> Tensor:
     """Return `loss_weights` (`token` by default); if `shifted`, as labels are shifted."""
     weights = loss_weights(pack, kind or "token")
     return shifted_by_one(weights, pack.lens, 0.0) if shifted else weights

@@ -11,7 +11,7 @@ import torch
 from torch.nn import Module
 
 from energon_pack.errors import format_bytes
-from energon_pack.training.forward_inputs import tokens_of
+from energon_pack.training.forward_inputs import ids_or_embeddings
 
 #: bytes for each logit of a step: the logits, and in float32 their softmax and both gradients; without gradients
 _LOGIT_BYTES, _LOGIT_BYTES_WITHOUT_GRADIENTS = 16, 8
@@ -24,7 +24,7 @@ def warn_of_shortage(name: str, part: Module, inputs: Mapping[str, Any]) -> bool
     """Warn if the logits of a batch take more memory than is free; say whether they do. `name`: the model's class."""
     config: Any = getattr(part, "config", None)
     vocabulary = getattr(config.get_text_config(), "vocab_size", 0) if hasattr(config, "get_text_config") else 0
-    tokens, parameter = tokens_of(inputs), next(part.parameters(), None)
+    tokens, parameter = ids_or_embeddings(inputs), next(part.parameters(), None)
     if not vocabulary or parameter is None or getattr(part, "get_output_embeddings", lambda: None)() is None:
         return False
     rows, width = tokens.shape[:2]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from energon_pack.training.forward_inputs import PROVEN_MASKS, has_rope_rows
+from energon_pack.training.forward_inputs import PROVEN_MASKS, takes_rope_rows
 from energon_pack.training.layout import IGNORE
 from energon_pack.training.model_wrappers import unwrapped
 
@@ -73,7 +73,7 @@ def tower_inputs_in(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Outline:
+class ModelOutline:
     """The facts about a model that `PackedBatch.model_inputs` needs, without its weights."""
 
     name: str
@@ -89,20 +89,20 @@ class Outline:
     #: the precomputed inputs for its vision tower; None: it has none
     tower: TowerInputsProof | None = None
 
-    def on_cpu(self) -> "Outline":
+    def on_cpu(self) -> "ModelOutline":
         """Return the outline for a loader's worker, which must not touch a GPU: it makes masks on the CPU."""
         return replace(self, device=torch.device("cpu"))
 
 
-def outline_of(model: Any) -> Outline:
+def outline_of(model: Any) -> ModelOutline:
     """Return the outline of a model, which may be wrapped; an outline is returned unchanged."""
-    if isinstance(model, Outline):
+    if isinstance(model, ModelOutline):
         return model
     model = unwrapped(model)
     text = model.config.get_text_config()
-    return Outline(
+    return ModelOutline(
         name=type(model).__name__,
-        has_rope_rows=has_rope_rows(model),
+        has_rope_rows=takes_rope_rows(model),
         proven_mask=PROVEN_MASKS.get(model),
         sliding_window=getattr(text, "sliding_window", None),
         attention_chunk_size=getattr(text, "attention_chunk_size", None),
@@ -113,13 +113,13 @@ def outline_of(model: Any) -> Outline:
     )
 
 
-def reads_prefix_whole(make: Any, config: Any) -> bool:
+def has_bidirectional_prefix(make: Any, config: Any) -> bool:
     """Say whether a class attends in both directions before the answer, as PaliGemma does; it needs mask `prefix4d`."""
     is_both_ways = getattr(config.get_text_config(), "use_bidirectional_attention", None) is True
     return is_both_ways and "token_type_ids" in inspect.signature(make.forward).parameters
 
 
-def answer_mask(doc_ids: Tensor, labels: Tensor) -> Tensor:
+def from_first_trained_token(doc_ids: Tensor, labels: Tensor) -> Tensor:
     """Return bool [B, S]: true from each member's first trained token on; labels are not shifted."""
     trained = (labels != IGNORE).long()
     first = torch.arange(doc_ids.shape[1], device=doc_ids.device) - _places_in_member(doc_ids)
@@ -129,13 +129,13 @@ def answer_mask(doc_ids: Tensor, labels: Tensor) -> Tensor:
 
 def prefix_attention_mask(doc_ids: Tensor, labels: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the additive mask [B, 1, S, S] of models that attend both ways before the answer; labels not shifted."""
-    prefix = ~answer_mask(doc_ids, labels)
+    prefix = ~from_first_trained_token(doc_ids, labels)
     here = torch.arange(doc_ids.shape[1], device=doc_ids.device)
     seen = (here[:, None] >= here) | (prefix[:, :, None] & prefix[:, None, :])
     return _additive(seen & (doc_ids[:, :, None] == doc_ids[:, None, :]), dtype)
 
 
-def pack_masks(doc_ids: Tensor, types: Tensor, outline: Outline) -> dict[str, Tensor]:
+def layer_masks_of_packs(doc_ids: Tensor, types: Tensor, outline: ModelOutline) -> dict[str, Tensor]:
     """Return additive masks, by kind of layer, for models that take a dict of them, such as Gemma 3 and gpt-oss.
 
     Args:
@@ -161,8 +161,8 @@ class TreeTensors(NamedTuple):
     types: Tensor
 
 
-def tree_masks(rows: TreeTensors, outline: Outline) -> dict[str, Tensor]:
-    """Return masks as `pack_masks` does, for trees; windows and chunks count tokens within a sample."""
+def tree_masks(rows: TreeTensors, outline: ModelOutline) -> dict[str, Tensor]:
+    """Return masks as `layer_masks_of_packs` does, for trees; windows and chunks count tokens within a sample."""
     block = _is_same_image(rows.types, follows_other_member(rows.doc_ids))
     return _masks_by_layer_kind(tree_causal(rows.tree_end), block, rows.tree_index, outline)
 
@@ -173,7 +173,7 @@ def tree_causal(tree_end: Tensor) -> Tensor:
     return (here[:, None] >= here) & (here[:, None] < tree_end[:, None, :])
 
 
-def _masks_by_layer_kind(causal: Tensor, block: Tensor, index: Tensor, outline: Outline) -> dict[str, Tensor]:
+def _masks_by_layer_kind(causal: Tensor, block: Tensor, index: Tensor, outline: ModelOutline) -> dict[str, Tensor]:
     """Return a mask for each kind of layer, from bool [B, S, S] (is it before, is it in the same image) and places."""
     attention = outline.image_attention
     image = block if attention is not ImageAttention.CAUSAL else torch.zeros_like(block)

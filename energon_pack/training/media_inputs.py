@@ -16,12 +16,12 @@ from energon_pack.run.user_cache import version_of
 from energon_pack.samples.input_rules import SAME_SIZE, SEVERAL_SIZES, VIDEOS_WITH_SOUND, InputRules
 from energon_pack.samples.media.arguments import PreparedMedia, join_media
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
-from energon_pack.samples.tokens import SeenMedium
+from energon_pack.samples.tokens import MediumInput
 from energon_pack.templates.full_processor import quiet_transformers
-from energon_pack.training.byte_calls import ByteCalls
+from energon_pack.training.byte_calls import BytePixelProcessor
 from energon_pack.training.encoded import EncodedMembers
 from energon_pack.training.joining import Join, JoinError, find_joins, join
-from energon_pack.training.processor_calls import ProcessorCalls, TokenFunction, trial_media, trial_members
+from energon_pack.training.processor_calls import MediaProcessorCaller, TokenFunction, trial_media, trial_members
 
 _log = logging.getLogger(__name__)
 
@@ -72,8 +72,8 @@ class MediaProcessor:
     def __init__(self, rules: InputRules):
         self._rules = rules
         known = rules.findings if isinstance(rules.findings, _Findings) else _Findings()
-        self._call = ProcessorCalls(rules, known.token_outputs, known.images)
-        self._byte_calls = ByteCalls(self._call, _empty)
+        self._call = MediaProcessorCaller(rules, known.token_outputs, known.images)
+        self._byte_calls = BytePixelProcessor(self._call, _empty)
         self._tried, self._warned = {**known.tried}, set[str]()
         if known.can_mix_kinds is not None:
             self._can_mix_kinds = known.can_mix_kinds
@@ -88,7 +88,7 @@ class MediaProcessor:
             self._can_mix_kinds  # noqa: B018
 
     @property
-    def rules_with_findings(self) -> InputRules:
+    def rules_with_trial_results(self) -> InputRules:
         """The rules with what trials showed, for another process."""
         if not self._tried:
             return self._rules
@@ -97,7 +97,7 @@ class MediaProcessor:
         return replace(self._rules, findings=findings)
 
     def __reduce__(self) -> tuple[type["MediaProcessor"], tuple[InputRules]]:
-        return MediaProcessor, (self.rules_with_findings,)
+        return MediaProcessor, (self.rules_with_trial_results,)
 
     def __call__(self, members: Sequence[PreparedMedia]) -> dict[str, Tensor]:
         """Return the joined media inputs of some members, by name; JoinError: they can't be joined."""
@@ -116,12 +116,12 @@ class MediaProcessor:
             raise JoinError(f"{self._call.name} gives {', '.join(sorted(unknown))}, and gave none when it was tried")
         return tensors
 
-    def can_split(self, kinds: Collection[str]) -> bool:
+    def can_split_calls(self, kinds: Collection[str]) -> bool:
         """Say whether media of these kinds give the same inputs in several calls, joined, as in one call."""
         used = {*kinds}
         return all(self._tried_media(kind).can_call_once for kind in used) and (len(used) < 2 or self._can_mix_kinds)
 
-    def check_split(self, whole: PreparedMedia, last: PreparedMedia) -> None:
+    def check_split_calls(self, whole: PreparedMedia, last: PreparedMedia) -> None:
         """Check that a call for all media of a member (`whole`) equals two: for those before `last`, and for `last`.
 
         Raises:
@@ -136,7 +136,7 @@ class MediaProcessor:
                 " first ones (packing.share=none)"
             )
 
-    def check_kinds(self) -> None:
+    def require_usable_kind(self) -> None:
         """Try every kind of media now; JoinError: none can be used."""
         tried = [self._tried_media(kind) for kind in self._call.kinds]
         self._call.per_token_functions()
@@ -146,7 +146,7 @@ class MediaProcessor:
     @property
     def per_token_functions(self) -> dict[str, TokenFunction]:
         """Functions that make a model's special inputs with one value per token, from token ids; by input name."""
-        self.check_kinds()
+        self.require_usable_kind()
         return self._call.per_token_functions()
 
     def token_types(self, ids: list[int]) -> list[int] | None:
@@ -156,7 +156,7 @@ class MediaProcessor:
     def joins(self, names: Collection[str]) -> dict[str, Join]:
         """Return the rules that join media inputs, at least those of `names`."""
         if not self._known_joins.keys() >= set(names):
-            self.check_kinds()
+            self.require_usable_kind()
         return self._known_joins
 
     @property
@@ -214,7 +214,7 @@ class MediaProcessor:
                 ratios[1].setdefault(name, set()).add(length / max(1, len(media.order)))
         return [{name: min(of) for name, of in found.items() if len(of) == 1} for found in ratios]
 
-    def media_lens(self, tensors: Mapping[str, Tensor], seen: Sequence[Sequence[SeenMedium]]) -> dict[str, list[int]]:
+    def media_lens(self, tensors: Mapping[str, Tensor], seen: Sequence[Sequence[MediumInput]]) -> dict[str, list[int]]:
         """Return how much of each input each member's media (`seen`) have; inputs of which nothing tells are left out.
 
         Lengths lie in the dimension along which the input is joined.
@@ -234,15 +234,15 @@ class MediaProcessor:
         return lens
 
     @staticmethod
-    def _num_by_tokens(tried: _TriedMedia, name: str, medium: SeenMedium) -> float:
+    def _num_by_tokens(tried: _TriedMedia, name: str, medium: MediumInput) -> float:
         number = tried.tokens_of_row.get(name, 0.0)
         return medium.num_features / number if number and tried.joins[name].dim == 0 else nan
 
     @staticmethod
-    def _num_by_media(tried: _TriedMedia, name: str, medium: SeenMedium) -> float:
+    def _num_by_media(tried: _TriedMedia, name: str, medium: MediumInput) -> float:
         return tried.lens_of_medium.get(name, nan)
 
-    def refuse_feature_mismatch(self, tensors: Mapping[str, Tensor], media: Iterable[SeenMedium]) -> None:
+    def refuse_feature_mismatch(self, tensors: Mapping[str, Tensor], media: Iterable[MediumInput]) -> None:
         """Raise ValueError if inputs (`tensors`) have features for more or fewer tokens than the pack's media have."""
         waiting: Counter[str] = Counter()
         for medium in media:

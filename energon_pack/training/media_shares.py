@@ -10,7 +10,7 @@ from torch import Tensor
 
 from energon_pack.training.batch_members import MemberPlaces, MemberSizes, is_layout_input
 from energon_pack.training.encoded import TOLD_MEDIA_LENS
-from energon_pack.training.forward_inputs import tokens_of
+from energon_pack.training.forward_inputs import ids_or_embeddings
 from energon_pack.training.model_wrappers import configs_in
 from energon_pack.training.trial_inputs import SOUND_INPUTS
 
@@ -25,7 +25,7 @@ _GRIDS = {_IMAGE: "image_grid_thw", _VIDEO: "video_grid_thw"}
 
 def media_inputs_in(inputs: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the inputs that have neither a value per token nor the layout of members: pixels and their like."""
-    shape = tokens_of(inputs).shape[:2]
+    shape = ids_or_embeddings(inputs).shape[:2]
     return {
         name: value
         for name, value in inputs.items()
@@ -36,7 +36,7 @@ def media_inputs_in(inputs: Mapping[str, Any]) -> dict[str, Tensor]:
 def token_types(inputs: Mapping[str, Any], config: Any) -> Tensor | None:
     """Return the kind [B, S] of each token: 0 a word, 1 an image's, 2 a video's, 3 a sound's; None: nothing tells."""
     given, ids = inputs.get("mm_token_type_ids"), inputs.get("input_ids")
-    if isinstance(given, Tensor) and given.shape == tokens_of(inputs).shape[:2]:
+    if isinstance(given, Tensor) and given.shape == ids_or_embeddings(inputs).shape[:2]:
         return given
     if ids is None:
         return None
@@ -86,7 +86,7 @@ def media_shares(
     media = {name: value for name, value in media_inputs_in(inputs).items() if name not in left_out}
     given = [member for row in sizes or () for member in row if isinstance(member, Mapping)]
     told: Mapping[str, Sequence[int]] = {name: [one.get(name, 0) for one in given] for name in media if given}
-    told = told or media_lens_by_boundaries(inputs.get("cu_seq_lens_q"))
+    told = told or known_media_lens(inputs.get("cu_seq_lens_q"))
     own = [member.select(types) for member in members] if types is not None else []
     ends: dict[str, tuple[int, Sequence[int]]] = {}
     for name, value in media.items():
@@ -102,7 +102,7 @@ def media_shares(
     return MediaShares(ends, frozenset(media.keys() - ends.keys()))
 
 
-def media_lens_by_boundaries(boundaries: Tensor | None) -> Mapping[str, Sequence[int]]:
+def known_media_lens(boundaries: Tensor | None) -> Mapping[str, Sequence[int]]:
     """Return how much of each media input is each member's, of the batch with these boundaries; empty: not known."""
     return (TOLD_MEDIA_LENS.get(tuple(boundaries.tolist())) or {}) if boundaries is not None else {}
 

@@ -25,7 +25,7 @@ from energon_pack.training.layout import (
     boundaries_of,
     member_numbers,
     shifted_by_one,
-    shifted_weights,
+    weights_aligned_to_labels,
 )
 
 
@@ -49,7 +49,7 @@ def thd(members: Sequence[Member], form: RowForm) -> Batch:
     batch: Batch = {
         "input_ids": with_gaps(pack.ids, form.pad_id),
         "labels": with_gaps(shifted_by_one(pack.labels, pack.lens, IGNORE), IGNORE),
-        "loss_mask": with_gaps(shifted_weights(pack, form.weights), 0.0),
+        "loss_mask": with_gaps(weights_aligned_to_labels(pack, form.weights), 0.0),
         "position_ids": positions.unsqueeze(0),
         "padding_mask": ~real.unsqueeze(0),
         "mm_token_type_ids": with_gaps(pack.types, 0),
@@ -103,13 +103,13 @@ def one_row_per_member(members: Sequence[Member], form: RowForm) -> Batch:
     return {
         "input_ids": _spread(pack.ids, real, 0),
         "labels": _spread(shifted_by_one(pack.labels, pack.lens, IGNORE), real, IGNORE),
-        "loss_mask": _spread(shifted_weights(pack, form.weights), real, 0.0),
+        "loss_mask": _spread(weights_aligned_to_labels(pack, form.weights), real, 0.0),
         "position_ids": counts,
         "attention_mask": None,
     }
 
 
-def mlm(members: Sequence[Member], form: RowForm) -> Batch:
+def multimodal(members: Sequence[Member], form: RowForm) -> Batch:
     """Lay members out in one row with the keys of the data loaders of Megatron-LM's multimodal example and of AIAK.
 
     Their training step shifts the labels itself, so labels are one longer than the tokens. Boundaries include the gaps.

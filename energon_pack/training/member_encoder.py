@@ -19,13 +19,13 @@ from energon_pack.samples.media.kinds import AUDIO, IMAGE, VIDEO
 from energon_pack.samples.media.prepared import apply_medium_steps, prepared_media
 from energon_pack.samples.member import NOTHING_SHARED, MemberInput, Shared, media_in_order
 from energon_pack.samples.pack_reader import PackMembers
-from energon_pack.samples.tokens import MemberTokens, SeenMedium, TextColumns
+from energon_pack.samples.tokens import JoinedTokens, MediumInput, MemberTokens
 from energon_pack.training.encoded import IGNORE, EncodedMembers, Member, Members, restarting_counts
 from energon_pack.training.encoded import Encoded as Encoded
 from energon_pack.training.joining import join
 from energon_pack.training.media_inputs import MediaProcessor
 from energon_pack.training.processor_calls import TokenFunction, random_media
-from energon_pack.training.rope import OwnRope, RopeRowsError, RopeRule, rope_positions
+from energon_pack.training.rope import ModelClassRope, RopeRowsError, RopeRule, rope_positions
 
 _log = logging.getLogger(__name__)
 #: media inputs on which rows of M-RoPE depend
@@ -45,7 +45,7 @@ class UnreadableMember:
 class MemberEncoder:
     """Encodes members (the samples in packs) for one model."""
 
-    def __init__(self, rules: InputRules, rope: RopeRule | OwnRope | None = None):
+    def __init__(self, rules: InputRules, rope: RopeRule | ModelClassRope | None = None):
         self._rules, self._rope = rules, rope
         self.media_processor = MediaProcessor(rules)
 
@@ -73,7 +73,7 @@ class MemberEncoder:
             on_bad: called with each member that can't be encoded, and its error. If it returns, the member is left out;
                 what others share with it then comes with the next one.
         """
-        if isinstance(inputs, PackMembers) and (text := inputs.text_unless_media()) is not None:
+        if isinstance(inputs, PackMembers) and (text := inputs.tokens_unless_media()) is not None:
             ids, columns = text
             return EncodedMembers(ids, self._members_from_columns(columns), [0] * len(ids), [0] * len(ids)), {}
         drafts = self._drafts(inputs, on_bad)
@@ -115,8 +115,8 @@ class MemberEncoder:
     def check_processor(self) -> None:
         """Try a processor without tested rules with random media; check that the model class makes M-RoPE rows."""
         if self._rules.is_asked:
-            self.media_processor.check_kinds()
-        if isinstance(self._rope, OwnRope):
+            self.media_processor.require_usable_kind()
+        if isinstance(self._rope, ModelClassRope):
             self._rope.refuse_unseen_media([member.tokens for member in self.probe_members()])
 
     def join_media_inputs(self, media: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -158,7 +158,9 @@ class MemberEncoder:
         joins = {name: rule for part in parts for name, rule in part.joins.items()}
         media = join([part.media for part in parts], joins)
         rows = {name: torch.as_tensor(make([ids.tolist()]))[0] for name, make in self.per_token_functions.items()}
-        for_rows = {name: value for name, value in media.items() if isinstance(self._rope, OwnRope) or name in _GRIDS}
+        for_rows = {
+            name: value for name, value in media.items() if isinstance(self._rope, ModelClassRope) or name in _GRIDS
+        }
         member = Member(ids, labels, types, self._rows(ids, types, for_rows), rows)
         return Encoded(" + ".join(part.sample_id for part in parts), member, media, joins=joins)
 
@@ -172,7 +174,7 @@ class MemberEncoder:
 
     def _encoded(self, drafts: Sequence["_Draft"], shares: Sequence[dict[str, Tensor]]) -> EncodedMembers:
         """Return the members without media, which the pack holds."""
-        members = self._members_from_columns(TextColumns.of_members([draft.tokens for draft in drafts]), shares)
+        members = self._members_from_columns(JoinedTokens.of_members([draft.tokens for draft in drafts]), shares)
         shared = torch.tensor([draft.member.shared.num_tokens for draft in drafts])
         return EncodedMembers(
             [draft.member.sample_id for draft in drafts],
@@ -196,7 +198,9 @@ class MemberEncoder:
             raise ValueError("it shares tokens with the sample before it, and has a sound: packing.share=none")
         kinds = [medium.kind for medium in tokens.media]
         num_shared = bisect_left([*accumulate(len(medium.part_kinds) for medium in tokens.media)], first + 1)
-        is_whole = first > 0 and (isinstance(self._rope, OwnRope) or not self.media_processor.can_split(kinds))
+        is_whole = first > 0 and (
+            isinstance(self._rope, ModelClassRope) or not self.media_processor.can_split_calls(kinds)
+        )
         added = prepared_media(self._rules, tokens.media[num_shared:], files[first:])
         if not first:
             return _Draft(member, tokens, added)
@@ -207,10 +211,10 @@ class MemberEncoder:
     def _media_inputs(self, drafts: Sequence["_Draft"]) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
         """Return the joined media that members add, and for each member the media inputs that its positions need."""
         for draft in drafts:
-            if draft.all_media is not None and not self.media_processor.can_split(draft.all_media.order):
-                self.media_processor.check_split(draft.all_media, draft.added_media)
+            if draft.all_media is not None and not self.media_processor.can_split_calls(draft.all_media.order):
+                self.media_processor.check_split_calls(draft.all_media, draft.added_media)
         added = [medium for draft in drafts for medium in draft.added_sizes]
-        if isinstance(self._rope, OwnRope):
+        if isinstance(self._rope, ModelClassRope):
             each = [self.media_processor([draft.added_media]) for draft in drafts]
             wholes = [None if draft.all_media is None else self.media_processor([draft.all_media]) for draft in drafts]
             media = self.join_media_inputs(each)
@@ -224,7 +228,7 @@ class MemberEncoder:
         videos = _with_shared_rows(videos, [draft.num_shared[1] for draft in drafts])
         return media, [image | video for image, video in zip(images, videos, strict=True)]
 
-    def _members_from_columns(self, text: TextColumns, media: Sequence[dict[str, Tensor]] = ()) -> Members:
+    def _members_from_columns(self, text: JoinedTokens, media: Sequence[dict[str, Tensor]] = ()) -> Members:
         """Turn tokens into tensors, with positions; `media`: for each member, the media inputs that these need."""
         ids, lens, trained, weights = text.ids, text.lens, text.trained_indices, text.token_weights
         labels, types = np.full(len(ids), IGNORE), self._rules.types_of(ids)
@@ -264,7 +268,7 @@ class MemberEncoder:
 
     def _rows(self, ids: Tensor, types: Tensor, media: dict[str, Tensor]) -> Any:
         """Return the M-RoPE rows [3, L] of one member; None: the model has none."""
-        if isinstance(self._rope, OwnRope):
+        if isinstance(self._rope, ModelClassRope):
             return self._rope(ids, types, media)
         return None if self._rope is None else rope_positions(self._rope, types, **media)
 
@@ -289,7 +293,7 @@ class _Draft:
     num_shared: tuple[int, int] = (0, 0)
 
     @property
-    def added_sizes(self) -> Sequence[SeenMedium]:
+    def added_sizes(self) -> Sequence[MediumInput]:
         """Kinds and sizes, as measured, of the media that it adds."""
         return self.tokens.media[len(self.tokens.media) - len(self.added_media.order) :]
 

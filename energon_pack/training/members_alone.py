@@ -14,8 +14,8 @@ from torch.nn import Module
 from energon_pack.training.batch_members import MemberPlaces
 from energon_pack.training.comparison import RunOptions, compare
 from energon_pack.training.expert_routing import Routing, has_experts, use_routing
-from energon_pack.training.finding import Finding, max_difference, max_or_nan, token_variation
-from energon_pack.training.kept_state import kept_state
+from energon_pack.training.finding import BatchDifference, max_difference, max_or_nan, token_variation
+from energon_pack.training.kept_state import state_put_back
 from energon_pack.training.media_shares import media_inputs_in
 from energon_pack.training.model_trial import PendingForward, RunInputs
 from energon_pack.training.recording import perturbed_embeddings, run_and_record
@@ -27,24 +27,24 @@ _SHARE_BESIDE_GRADIENTS, _MIN_BESIDE_GRADIENTS = 8, 2**26
 
 
 @dataclass(frozen=True)
-class MembersAlone:
+class AloneComparison:
     """The result of comparing members of a batch with their runs alone."""
 
-    finding: Finding
+    finding: BatchDifference
     #: whether random numbers other than dropout's change outputs
     is_random: bool
     #: inputs of the batch and of one of its members alone, each with this member's place in it
     runs: tuple[RunInputs, RunInputs]
 
 
-def compare_with_alone(pending: PendingForward, probe: Probe, options: RunOptions) -> MembersAlone:
+def compare_with_alone(pending: PendingForward, probe: Probe, options: RunOptions) -> AloneComparison:
     """Compare the outputs, loss and gradients of members with their runs alone, without dropout."""
     part, switches = pending.part, flag_inputs(pending.inputs)
     plain, compared = probe.inputs_alone, [one for one in probe.placed if one.is_compared]
     probe = replace(probe, inputs_alone=lambda sample: switches | plain(sample))
     shortest = min(compared, key=lambda one: len(one.places))
     last = max(compared, key=lambda one: int(one.places[-1]))  # sees all others, if anyone does
-    with without_dropout(part), full_precision(), kept_state(part, is_sharded(part)) as put_back:
+    with without_dropout(part), full_precision(), state_put_back(part, is_sharded(part)) as put_back:
 
         def before_run(seed: int) -> None:
             put_back()  # spectral norms and scales of 8 bits go on with each forward
@@ -61,7 +61,7 @@ def compare_with_alone(pending: PendingForward, probe: Probe, options: RunOption
     here = torch.arange(len(last.places))
     packed, alone = MemberPlaces(last.row, last.places, last.places), MemberPlaces(0, here, here)
     runs = (without_loss(probe.inputs), [packed]), (without_loss(probe.inputs_alone(last.sample)), [alone])
-    return MembersAlone(finding, is_random, runs)
+    return AloneComparison(finding, is_random, runs)
 
 
 def compared_weights(part: Module, random: Random) -> list[Tensor]:

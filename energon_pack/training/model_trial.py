@@ -24,11 +24,11 @@ from torch.utils.hooks import RemovableHandle
 from energon_pack.training.batch_members import MemberPlaces
 from energon_pack.training.comparison import AVERAGED_TOKENS
 from energon_pack.training.expert_routing import Routing, has_experts, use_routing
-from energon_pack.training.finding import Finding, max_difference, max_or_nan, token_variation
-from energon_pack.training.forward_inputs import tokens_of
+from energon_pack.training.finding import BatchDifference, max_difference, max_or_nan, token_variation
+from energon_pack.training.forward_inputs import ids_or_embeddings
 from energon_pack.training.recording import hooked, perturbed_embeddings, sketch_of, token_values_of
 from energon_pack.training.trial_inputs import with_all_logits, without_loss
-from energon_pack.training.tried_batch import OtherInputs
+from energon_pack.training.tried_batch import ReplacedInputs
 
 #: shares of a change that count as rounding: of sums in another order, and of experts whose choices no `topk` shows
 SUM_TOLERANCE, _EXPERT_TOLERANCE = 1e-3, 0.05
@@ -103,7 +103,7 @@ class ModelTrial:
     """The results of trying a model with one batch."""
 
     #: members in the batch against each of them alone; None: whose its media are is not known
-    finding: Finding | None
+    finding: BatchDifference | None
     #: how far other words and media of some members moved outputs; None: no row has two members
     change: OutputChange | None
     #: whether random numbers other than dropout's change outputs
@@ -149,7 +149,7 @@ class ModelTrial:
 
 
 def run_change(
-    pending: PendingForward, edits: OtherInputs | None
+    pending: PendingForward, edits: ReplacedInputs | None
 ) -> Generator[RequestedRun, None, OutputChange | None]:
     """Run a batch unchanged, then with the others in `edits`; yield each run, return how far outputs moved.
 
@@ -197,7 +197,7 @@ def _request_outputs(
     pending.before_run(0)
     with saved_tensors_hooks(_save_nothing, _save_nothing), use_routing(pending.part, routing):
         yield (step := RequestedRun(pending.call, inputs))
-    values = token_values_of(step.output, tokens_of(inputs).shape[:2])
+    values = token_values_of(step.output, ids_or_embeddings(inputs).shape[:2])
     step.output = None  # the caller holds the step until the next one
     if values is None:
         raise ValueError("its output has no values of each token")
@@ -257,7 +257,7 @@ def _inputs_and_outputs(
     part: Module, call: Callable[..., Any], inputs: Mapping[str, Any], members: Sequence[MemberPlaces]
 ) -> dict[str, tuple[_MemberValues, _MemberValues]]:
     """Return the members' inputs and outputs of all parts by name, in the order in which the parts finish."""
-    shape = tokens_of(inputs).shape[:2]
+    shape = ids_or_embeddings(inputs).shape[:2]
     entered: dict[str, _MemberValues] = {}
     seen: dict[str, tuple[_MemberValues, _MemberValues]] = {}
 

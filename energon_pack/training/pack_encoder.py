@@ -20,9 +20,9 @@ from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import IMAGE
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.pack_reader import PackMembers
-from energon_pack.samples.tokens import LengthError
+from energon_pack.samples.tokens import LengthChangedError
 from energon_pack.training.batch import PackedBatch
-from energon_pack.training.encoded import BadPack, EncodedMembers, Members, Pack
+from energon_pack.training.encoded import BadPack, EncodedMembers, Members, TrainingPack
 from energon_pack.training.forward_inputs import refuse_missing_kernels, refuse_several_rows
 from energon_pack.training.joining import JoinError
 from energon_pack.training.layout import IGNORE, Batch, RowForm, neat, seq_idx
@@ -172,7 +172,7 @@ class PackEncoder:
         self.members = MemberEncoder(rules, rope)
         self.members.check_processor()
 
-    def encode(self, key: str, members: Iterable[MemberInput | UnreadableMember]) -> Pack | None:
+    def encode(self, key: str, members: Iterable[MemberInput | UnreadableMember]) -> TrainingPack | None:
         """Encode the members of a pack; None: all were dropped. BadPack: a member can't be encoded."""
         keep_worker_memory()
         dropped: list[str] = []
@@ -194,7 +194,7 @@ class PackEncoder:
                 num = len(encoded.tokens.ids)
                 on_bad(alone, ValueError(f"{num} tokens, more than pad_to={self._pad_to} has room for"))
                 return None
-        except (BadPack, LengthError) as error:
+        except (BadPack, LengthChangedError) as error:
             raise BadPack(str(error)) from error.__cause__
         except Exception as error:  # conversations and joined media raise anything
             raise BadPack(f"{key}: {type(error).__name__}: {error}") from error
@@ -205,10 +205,10 @@ class PackEncoder:
                 refuse_invalid_trees([*encoded.tokens], encoded.sample_ids)
             except ValueError as error:
                 raise BadPack(f"{key}: {error}") from None
-        pack = Pack(key, encoded, media, dropped) if encoded else None
+        pack = TrainingPack(key, encoded, media, dropped) if encoded else None
         return pack if self.pairs is None else self.pairs.without_broken_pairs(pack, listed, partial(self.encode, key))
 
-    def batch(self, packs: Sequence[Pack]) -> PackedBatch:
+    def batch(self, packs: Sequence[TrainingPack]) -> PackedBatch:
         """Lay encoded packs out in one batch, in the encoder's layout. BadPack: they can't be."""
         members = [EncodedMembers.of(pack.members) for pack in packs]
         tokens = [one.tokens for one in members]
@@ -224,7 +224,7 @@ class PackEncoder:
             else:
                 from energon_pack.training import megatron_layouts as layouts
 
-                make = {"thd": layouts.thd, "rows": layouts.one_row_per_member, "mlm": layouts.mlm}[self.layout]
+                make = {"thd": layouts.thd, "rows": layouts.one_row_per_member, "mlm": layouts.multimodal}[self.layout]
                 batch = PackedBatch(make(tokens[0], self._row_form_of(tokens)))
             if self._num_segments is not None:
                 from energon_pack.training.fixed_shapes import padded_boundaries
@@ -252,7 +252,7 @@ class PackEncoder:
             batch |= self.tower(media)
         return batch.in_one_buffer() if get_worker_info() is not None else batch  # it crosses to another process
 
-    def _joined_media(self, packs: Sequence[Pack]) -> dict[str, torch.Tensor]:
+    def _joined_media(self, packs: Sequence[TrainingPack]) -> dict[str, torch.Tensor]:
         """Join the media inputs of a batch's packs; ValueError if no rule joins them."""
         try:
             return self.members.join_media_inputs(pack.media for pack in packs)
@@ -276,7 +276,7 @@ class PackEncoder:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle only the arguments: a spawned worker makes a new encoder."""
-        return _unpickle, (self.made, self.members.media_processor.rules_with_findings, self._options, self.tower)
+        return _unpickle, (self.made, self.members.media_processor.rules_with_trial_results, self._options, self.tower)
 
     def _padded_len(self, pack: Members) -> int:
         """Return how many tokens a pack's members take, each rounded up, shared tokens once."""

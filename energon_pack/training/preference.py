@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, logsigmoid
 
-from energon_pack.training.encoded import IGNORE, BadPack, Pack
+from energon_pack.training.encoded import IGNORE, BadPack, TrainingPack
 
 #: the error of an SFT loss, or of a door to one, for a batch of preference pairs
 SFT_REFUSED = (
@@ -69,8 +69,8 @@ class PairBatchKeys:
         return {**keys, "reference_logps": torch.from_numpy(self._logps[places])}
 
     def without_broken_pairs(
-        self, pack: Pack | None, members: Iterable[Any], encode: Callable[[list[Any]], Pack | None]
-    ) -> Pack | None:
+        self, pack: TrainingPack | None, members: Iterable[Any], encode: Callable[[list[Any]], TrainingPack | None]
+    ) -> TrainingPack | None:
         """Return a pack without the other sides of its members that were dropped; None: no pair of it is left.
 
         Args:

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.encoded import USE_AUDIO_IN_VIDEO, Encoded, has_audio_in_video
-from energon_pack.training.forward_inputs import has_rope_rows
+from energon_pack.training.forward_inputs import takes_rope_rows
 from energon_pack.training.joining import join
 from energon_pack.training.layout import IGNORE, RowForm, neat
-from energon_pack.training.masks import answer_mask, reads_prefix_whole
+from energon_pack.training.masks import from_first_trained_token, has_bidirectional_prefix
 from energon_pack.training.trial_inputs import (
     TYPE_INPUTS,
     PlacedSample,
@@ -28,7 +28,7 @@ from energon_pack.training.trial_inputs import (
 PAD_TAIL_LEN = 3
 
 
-def twins_of(members: Sequence[Encoded]) -> list[Encoded]:
+def reversed_with_other_media(members: Sequence[Encoded]) -> list[Encoded]:
     """Return the members in reverse order with other media, so that a mean over a batch's media can't hide a leak."""
     return [replace(member, media=_other_media(member)) if member.media else member for member in reversed(members)]
 
@@ -42,7 +42,11 @@ def _other_media(member: Encoded) -> dict[str, Tensor]:
 
 def twin_rows(members: Sequence[Encoded], mask: str) -> list[list[Encoded]]:
     """Put members in one row and their twins in a second; if the mask is `hybrid`, all in one row."""
-    return [[*members, *twins_of(members)]] if mask == "hybrid" else [[*members], twins_of(members)]
+    return (
+        [[*members, *reversed_with_other_media(members)]]
+        if mask == "hybrid"
+        else [[*members], reversed_with_other_media(members)]
+    )
 
 
 def probe_of_rows(model: Any, rows: Sequence[Sequence[Encoded]], mask: str) -> Probe:
@@ -51,7 +55,7 @@ def probe_of_rows(model: Any, rows: Sequence[Sequence[Encoded]], mask: str) -> P
     The loss covers the last sample, the third last, and so on; not the first, nor any without trained tokens.
     """
     width = PAD_TAIL_LEN + max(sum(len(member.tokens) for member in row) for row in rows)
-    form = RowForm(width=width, rope=has_rope_rows(model))
+    form = RowForm(width=width, rope=takes_rope_rows(model))
     batch = PackedBatch(neat([[one.tokens for one in row] for row in rows], form))
     placed = [replace(one, leaves=differentiable_copies(one.sample.media)) for one in _placed_samples(rows)]
     add_media(batch, [one.sample for one in placed], ({**one.sample.media, **one.leaves} for one in placed))
@@ -107,8 +111,8 @@ def plain_inputs(owner: Any, sample: Encoded, config: Any, device: torch.device)
     inputs |= {name: types for name in kinds if name in accepted}
     if USE_AUDIO_IN_VIDEO in accepted and has_audio_in_video(tokens.types):
         inputs[USE_AUDIO_IN_VIDEO] = True
-    if reads_prefix_whole(owner, config):
-        inputs["token_type_ids"] = answer_mask(inputs["attention_mask"], labels).long()
+    if has_bidirectional_prefix(owner, config):
+        inputs["token_type_ids"] = from_first_trained_token(inputs["attention_mask"], labels).long()
     inputs |= {name: value.to(device) for name, value in sample.media.items()}
     if sample.media:
         inputs |= {name: row[None].to(device) for name, row in tokens.rows.items()}
@@ -193,7 +197,7 @@ def probe_of_tree(model: Any, tree: ProbeTree) -> Probe:
 
     tokens = [sample.tokens for sample in tree.samples]
     width = sum(len(member) - member.shared_len for member in tokens) + PAD_TAIL_LEN
-    batch = PackedBatch(neat_trees([tokens], RowForm(rope=has_rope_rows(model), width=width, weights=_LOSS_WEIGHT)))
+    batch = PackedBatch(neat_trees([tokens], RowForm(rope=takes_rope_rows(model), width=width, weights=_LOSS_WEIGHT)))
     add_media(batch, tree.samples, tree.added_media)
     places = token_places([len(member) for member in tokens], [member.shared_len for member in tokens])
     placed = [PlacedSample(*pair) for pair in zip(tree.samples, repeat(0), places)]

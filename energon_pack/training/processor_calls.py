@@ -17,7 +17,7 @@ from energon_pack.samples.media.arguments import PreparedMedia, join_media
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.prepared import apply_medium_steps, make_clip, processor_arguments
-from energon_pack.samples.tokens import MemberTokens, SeenMedium
+from energon_pack.samples.tokens import MediumInput, MemberTokens
 from energon_pack.templates.full_processor import full_processor, image_processor_alone, quiet_transformers
 from energon_pack.training.joining import JoinError
 
@@ -32,7 +32,7 @@ _NOT_MEDIA = frozenset(
 _UNUSED_OUTPUTS = frozenset(("labels",))
 
 
-class ProcessorCalls:
+class MediaProcessorCaller:
     """Calls a model's processor for media alone; loads it at the first call.
 
     Args:
@@ -76,7 +76,7 @@ class ProcessorCalls:
         output = self._image_processor(images, return_tensors="pt", **arguments.get("images_kwargs", {}))
         return _tensors({name: value for name, value in output.items() if name in names})
 
-    def changed(self, change: Callable[[Any], Any], only_images: bool) -> "ProcessorCalls":
+    def changed(self, change: Callable[[Any], Any], only_images: bool) -> "MediaProcessorCaller":
         """Return the same calls of a changed processor, or of its part for images; `change` makes it."""
         calls = copy.copy(self)
         if only_images:
@@ -159,7 +159,7 @@ def _tensor(value: Any) -> Tensor:
     return torch.as_tensor(value, dtype=torch.float32 if isinstance(value[0], float) else None)
 
 
-def _random_medium(rules: InputRules, medium: SeenMedium, seed: int) -> Any:
+def _random_medium(rules: InputRules, medium: MediumInput, seed: int) -> Any:
     rng = np.random.default_rng(seed)
     size = medium.width, medium.height
     sound = Media(AUDIO.kind, num_samples=medium.num_samples, rate=rules.rate)

@@ -22,9 +22,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from energon_pack.errors import one_line
 from energon_pack.training.comparison import RunOptions, compare
-from energon_pack.training.finding import Finding, Proof
+from energon_pack.training.finding import BatchDifference, MaskTry
 from energon_pack.training.forward_inputs import TREE_ATTENTION, attention_of, check_inputs
-from energon_pack.training.masks import reads_prefix_whole
+from energon_pack.training.masks import has_bidirectional_prefix
 from energon_pack.training.model_wrappers import class_of, configs_in
 from energon_pack.training.probe_batches import (
     ProbeSamples,
@@ -51,7 +51,7 @@ _SETTING = " with "
 _TRAINING_FLAGS = frozenset(("training", "gradient_checkpointing"))
 
 
-def prove(
+def try_masks(
     make: Any,
     config: Any,
     samples: ProbeSamples,
@@ -60,7 +60,7 @@ def prove(
     longest: int | None = None,
     device: torch.device | str = "cpu",
     kinds: frozenset[str] | None = None,
-) -> list[Proof]:
+) -> list[MaskTry]:
     """Compare packs with each member alone, in a small model of the class `make`; return all tries, an exact one last.
 
     The first try is for packs of any length. If it fails, the second is for packs of `longest` tokens: it leaves out
@@ -87,22 +87,22 @@ def prove(
             raise ValueError(f"a small copy of it has no {min(lost)}")
         return model
 
-    proofs: list[Proof] = []
+    proofs: list[MaskTry] = []
     for name in masks_to_try(make, config, samples) if mask == "auto" else (mask,):
-        proofs.append(_attempt(Proof(make.__name__, attention or "default", name), small, samples, longest))
+        proofs.append(_attempt(MaskTry(make.__name__, attention or "default", name), small, samples, longest))
         if proofs[-1].is_exact:
             break
     return proofs
 
 
-def _attempt(proof: Proof, small: Callable[[int | None], Any], samples: ProbeSamples, longest: int | None) -> Proof:
+def _attempt(proof: MaskTry, small: Callable[[int | None], Any], samples: ProbeSamples, longest: int | None) -> MaskTry:
     start = time.perf_counter()
     try:
         with full_precision():
             model = small(None)
-            proof = replace(proof, finding=try_class(model, samples, proof.mask))
+            proof = replace(proof, finding=try_small_model(model, samples, proof.mask))
             if longest and not proof.is_exact and (other := small(longest)).config != model.config:
-                proof = replace(proof, finding=try_class(other, samples, proof.mask), max_pack_len=longest)
+                proof = replace(proof, finding=try_small_model(other, samples, proof.mask), max_pack_len=longest)
     except Exception as error:  # foreign code, with inputs it may not be made for
         proof = replace(proof, error=one_line(error, 300))
     return replace(proof, seconds=round(time.perf_counter() - start, 2))
@@ -111,7 +111,7 @@ def _attempt(proof: Proof, small: Callable[[int | None], Any], samples: ProbeSam
 def masks_to_try(make: Any, config: Any, samples: ProbeSamples) -> Sequence[str]:
     if isinstance(samples, ProbeTree):
         return ("",)
-    return ("prefix4d",) if reads_prefix_whole(make, config) else _AUTO_MASKS
+    return ("prefix4d",) if has_bidirectional_prefix(make, config) else _AUTO_MASKS
 
 
 def _part_kinds_at_full_size(make: Any, config: Any, attention: str | None) -> frozenset[str]:
@@ -172,7 +172,7 @@ def _undecorated(function: Any) -> Any:
     return getattr(bare, "__func__", bare)
 
 
-def try_class(model: Any, samples: ProbeSamples, mask: str = "positions") -> Finding:
+def try_small_model(model: Any, samples: ProbeSamples, mask: str = "positions") -> BatchDifference:
     """Compare packed samples with each alone: outputs in eval(); outputs, loss and gradients in train().
 
     Returns:
@@ -199,7 +199,7 @@ def _cast_media(samples: ProbeSamples, dtype: torch.dtype) -> ProbeSamples:
     ]
 
 
-def _worst_finding(model: Any, samples: ProbeSamples, mask: str) -> Finding:
+def _worst_finding(model: Any, samples: ProbeSamples, mask: str) -> BatchDifference:
     samples = _cast_media(samples, model.dtype)
     try:
         _set_training(model, True)
@@ -222,7 +222,7 @@ def _set_training(model: Any, in_training: bool) -> None:
             part.eval()
 
 
-def _finding_of(model: Any, samples: ProbeSamples, mask: str) -> Finding:
+def _finding_of(model: Any, samples: ProbeSamples, mask: str) -> BatchDifference:
     follow = model.training and not (model.device.type == "cpu" and "flex" in (attention_of(model) or ""))
     with torch.set_grad_enabled(follow):
         alone: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -261,7 +261,7 @@ def find_remedy(
     samples: ProbeSamples,
     attention: str | None,
     longest: int | None,
-    tried: Sequence[Proof],
+    tried: Sequence[MaskTry],
 ) -> str:
     """Find a mask or an attention implementation with which a class keeps members apart; return the advice as text."""
     masks, seen = {proof.mask for proof in tried}, [*tried]
@@ -273,7 +273,7 @@ def find_remedy(
         for mask in masks_to_try(make, config, samples):
             if name == attention and mask in masks and not is_partly_set:
                 continue
-            proof = prove(make, config, samples, mask, name, longest)[-1]
+            proof = try_masks(make, config, samples, mask, name, longest)[-1]
             seen.append(proof)
             if proof.is_exact:
                 settings = [f"PackedTaskEncoder(attention_mask={mask!r})"] if mask not in masks else []
@@ -288,7 +288,7 @@ def find_remedy(
     ]
     if len(sounds) > 1:
         fewer = [member for number, member in enumerate(members) if number not in sounds[1:]]
-        if (proof := prove(make, config, fewer, tried[-1].mask, attention, longest)[-1]).is_exact:
+        if (proof := try_masks(make, config, fewer, tried[-1].mask, attention, longest)[-1]).is_exact:
             return f"packing.max_audios=1 and a pack a batch keep them apart: there is one sound ({proof.finding})"
     if not any(proof.finding for proof in seen):
         return "nothing could be tried here: does the encoder's processor go with this model?"

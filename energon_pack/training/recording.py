@@ -13,7 +13,7 @@ from torch.utils import checkpoint as checkpoints
 from torch.utils.hooks import RemovableHandle
 
 from energon_pack.training.batch import tensors_in
-from energon_pack.training.forward_inputs import tokens_of
+from energon_pack.training.forward_inputs import ids_or_embeddings
 
 #: values of a sketch: a whole vocabulary would take gigabytes
 _SKETCH_SIZE = 256
@@ -52,7 +52,7 @@ def run_and_record(
         follow: record the embeddings, too, made to require gradients.
         follow_sketch: keep the graph of the sketches, so that a loss of them has gradients.
     """
-    seen, shape = RunValues(), tokens_of(inputs).shape[:2]
+    seen, shape = RunValues(), ids_or_embeddings(inputs).shape[:2]
     head = getattr(part, "get_output_embeddings", lambda: None)()
     last: dict[str, Tensor] = {}
 

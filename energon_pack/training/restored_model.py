@@ -16,7 +16,7 @@ from torch.nn import Module
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
-from energon_pack.training.kept_state import kept_state
+from energon_pack.training.kept_state import state_put_back
 from energon_pack.training.model_wrappers import configs_in
 
 #: names of rates of randomness in training
@@ -43,7 +43,7 @@ def restored(model: Module) -> Iterator[Callable[[int], None]]:
         torch.manual_seed(seed)
 
     try:
-        with kept_state(model, is_sharded(model)), torch.random.fork_rng(on_gpu), warnings.catch_warnings():
+        with state_put_back(model, is_sharded(model)), torch.random.fork_rng(on_gpu), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # checkpointing warns that no input needs gradients
             yield begin_again
     finally:

@@ -5,12 +5,12 @@ from pathlib import Path
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import IMAGE
 from energon_pack.templates.folder import first_setting
-from energon_pack.training.rope import ROPE_KINDS, OwnRope, RopeRule
+from energon_pack.training.rope import ROPE_KINDS, ModelClassRope, RopeRule
 
 
 def rope_rule_of(
     stated: str | None, rules: InputRules, tokens_per_second: float | None = None, is_needed: bool = True
-) -> RopeRule | OwnRope | None:
+) -> RopeRule | ModelClassRope | None:
     """Return the `RopeRule` or `OwnRope` that makes a dataset's M-RoPE rows; None: its positions are plain.
 
     Args:
@@ -23,11 +23,11 @@ def rope_rule_of(
     folder = Path(rules.folder)
     kind: str | None = stated
     if stated not in ROPE_KINDS:
-        from energon_pack.training.asked_rope import find_rope_kind, own_rope_of
+        from energon_pack.training.asked_rope import find_rope_kind, model_class_rope_of
 
         kind = find_rope_kind(folder) if rules.media_tokens else "none"
         if kind is None and is_needed:
-            return own_rope_of(rules)
+            return model_class_rope_of(rules)
     if kind not in ROPE_KINDS:
         return None
     vision = first_setting(folder, ("config.json",), "vision_config") or {}

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from energon_pack.training.batch_members import MemberPlaces
-from energon_pack.training.forward_inputs import tokens_of
+from energon_pack.training.forward_inputs import ids_or_embeddings
 from energon_pack.training.media_shares import media_inputs_in
 
 #: members of a trial: the first one in a situation, the second one, one of new sizes, and each later one
@@ -100,7 +100,7 @@ def situation_key(model: Module, part: Module, inputs: Mapping[str, Any], mask: 
     Args:
         mask: the kind of mask that the batch has.
     """
-    device = tokens_of(inputs).device.type
+    device = ids_or_embeddings(inputs).device.type
     cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     switches = frozenset((name, value) for name, value in inputs.items() if isinstance(value, (bool, str)))
     names = frozenset(name for name, value in inputs.items() if value is not None and not isinstance(value, Tensor))
@@ -180,7 +180,7 @@ class _Code:
 
 def sizes_of(model: Module, inputs: Mapping[str, Any], members: Sequence[MemberPlaces]) -> set[tuple[str, Any]]:
     """Return the sizes by which kernels choose another way, each by itself: together they would all be new."""
-    rows, width = tokens_of(inputs).shape[:2]
+    rows, width = ids_or_embeddings(inputs).shape[:2]
     lengths = [len(one.places) for one in members]
     trained = next((one for one in model.parameters() if one.requires_grad), None)
     return {

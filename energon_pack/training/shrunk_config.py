@@ -37,7 +37,7 @@ _MAX_MERGED_PATCHES = 16  # patches in a token
 _WIDTH_WITHOUT_HEADS = 256  # width for models without heads
 
 
-def shrink_sizes(config: Any) -> None:
+def shrink_layers_and_widths(config: Any) -> None:
     """Shrink a config in place: one layer of each kind, two or more in all, and small widths.
 
     Vocabulary, special tokens and patches stay.
@@ -184,7 +184,7 @@ def shrink(config: Any, longest: int | None = None) -> Any:
         longest: tokens of the longest pack; None: any length. Some RoPE changes for texts longer than the model was
             trained for. If packs can be that long, it changes here within members of a few tokens.
     """
-    shrink_sizes(config)
+    shrink_layers_and_widths(config)
     for part in configs_in(config):
         if isinstance(getattr(part, "initializer_range", None), float):
             part.initializer_range = max(_INITIALIZER_RANGE, part.initializer_range)

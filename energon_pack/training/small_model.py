@@ -40,7 +40,7 @@ class ConfigSize:
         self.holder[self.name] = value
 
 
-def build_with_small_sizes(
+def build_with_small_windows(
     config: Any,
     longest: int | None,
     shapes: Callable[[Any], object],
@@ -128,7 +128,7 @@ def small_model(
     small, device = shrink(copy.deepcopy(config), longest), torch.device(device)
     if not members:
         return _build_model(make, small, attention, device)
-    return build_with_small_sizes(
+    return build_with_small_windows(
         small,
         longest,
         lambda config: _weight_shapes(make, config, attention),

@@ -100,7 +100,7 @@ def enable_tower_inputs(model: Any, encoder: Any, samples: Sequence[Encoded], ma
         return frozenset()
     try:
         with full_precision():
-            proof = try_tower(model, tower, samples, mask, device)
+            proof = try_tower_inputs(model, tower, samples, mask, device)
     except Exception as error:  # foreign code, with inputs it may not be made for
         _log.info("%s takes no values for its tower: %s", class_of(model).__name__, one_line(error, 200))
         return frozenset()
@@ -117,7 +117,7 @@ def enable_tower_inputs(model: Any, encoder: Any, samples: Sequence[Encoded], ma
     return proof.names
 
 
-def try_tower(
+def try_tower_inputs(
     model: Any, tower: TowerInputMaker, samples: Sequence[Encoded], mask: str, device: torch.device
 ) -> TowerInputsProof | None:
     small = small_model(class_of(model), copy.deepcopy(model.config), attention_of(model), device=device)

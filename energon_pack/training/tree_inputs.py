@@ -13,12 +13,12 @@ from torch import Tensor
 from energon_pack.training.forward_inputs import TREE_ATTENTION, MixingError, attention_of
 from energon_pack.training.masks import (
     ImageAttention,
-    Outline,
+    ModelOutline,
     TreeTensors,
     follows_other_member,
+    has_bidirectional_prefix,
     image_attention_of,
     outline_of,
-    reads_prefix_whole,
     tree_masks,
 )
 from energon_pack.training.model_wrappers import class_of
@@ -36,7 +36,7 @@ _STATEFUL_PARTS = re.compile(
 _MULTI_TOKEN_PARTS = re.compile(r"mtp|nextn|multi_?token", re.IGNORECASE)
 
 
-def attention_inputs(batch: Mapping[str, Any], model: Any) -> dict[str, Any]:
+def tree_attention_inputs(batch: Mapping[str, Any], model: Any) -> dict[str, Any]:
     """Return `attention_mask` and, for this package's attention, `tree_plan` of a batch of trees."""
     refuse_model_for_trees(model)
     attention = attention_of(model)
@@ -81,7 +81,7 @@ def refuse_model_for_trees(model: Any) -> None:
             wrong.append(f"predicts more than the next token ({part_name}): the one after it may be in another branch")
     if getattr(text, "output_router_logits", False):
         wrong.append("adds a loss of its router, which would count shared tokens once (output_router_logits=False)")
-    if reads_prefix_whole(class_of(model), model.config):
+    if has_bidirectional_prefix(class_of(model), model.config):
         wrong.append("reads all before the answer in both directions, and trees have none")
     if wrong:
         raise MixingError(f"{name} {wrong[0]}; pack with packing.share=none")
@@ -112,7 +112,7 @@ def _by_layer_kind(model: Any, mask: Callable[[str], Any]) -> Any:
     return mask(kinds[0]) if len(kinds) == 1 else {kind: mask(kind) for kind in kinds}
 
 
-def _additive_masks(batch: Mapping[str, Any], outline: Outline) -> dict[str, Tensor]:
+def _additive_masks(batch: Mapping[str, Any], outline: ModelOutline) -> dict[str, Tensor]:
     """Return additive masks by kind of layer, on the model's device."""
     if outline.image_attention is not ImageAttention.CAUSAL:
         _refuse_cut_images(batch)

@@ -15,12 +15,12 @@ from energon_pack.run.user_cache import version_of
 from energon_pack.training.batch_members import MemberPlaces, MemberSizes, member_places
 from energon_pack.training.comparison import RunOptions
 from energon_pack.training.expert_routing import has_experts
-from energon_pack.training.forward_inputs import MixingError, has_rope_rows, mask_kind_of, tokens_of
+from energon_pack.training.forward_inputs import MixingError, ids_or_embeddings, mask_kind_of, takes_rope_rows
 from energon_pack.training.guarded_calls import is_call_compiled
 from energon_pack.training.masks import PROVEN_TOWERS
 from energon_pack.training.media_shares import media_shares, token_types
 from energon_pack.training.members_alone import (
-    MembersAlone,
+    AloneComparison,
     compare_with_alone,
     compared_weights,
     removes_ids,
@@ -48,7 +48,7 @@ from energon_pack.training.restored_model import (
 )
 from energon_pack.training.schedule import MOST, Situation, TrialScope, situation_key, sizes_of
 from energon_pack.training.trial_inputs import detached_inputs, without_loss
-from energon_pack.training.tried_batch import OtherInputs, TriedBatch, refuse_misplaced_labels
+from energon_pack.training.tried_batch import ReplacedInputs, TriedBatch, refuse_misplaced_labels
 
 if TYPE_CHECKING:
     from energon_pack.training.joining import Join
@@ -122,7 +122,7 @@ class Trials:
         members = self._read_members(inputs) if self._handling.reads_each else None
         key, kept = situation_key(self._model, part, inputs, self._handling.mask_of(inputs, members))
         situation = self._situations.setdefault(key, Situation(kept))
-        age = situation.count(tokens_of(inputs).shape[:2], runs=not self.tries_all)
+        age = situation.count(ids_or_embeddings(inputs).shape[:2], runs=not self.tries_all)
         if not self._on_any_rank(self.tries_all or situation.may_try):
             return None
         members = self._read_members(inputs) if members is None else members
@@ -162,7 +162,7 @@ class Trials:
                 f"{name}: nothing tells whose rows of {', '.join(sorted(shares.open_names))} are, so members"
                 " with media are not compared with themselves alone (members= of guard(…, batches=…) tells)"
             )
-        edits = batch.other_inputs() if scope.replaces_words else None
+        edits = batch.replace_some_inputs() if scope.replaces_words else None
         place, compared = None, None
         try:
             with restored(part) as begin, fsdp_forward_suspended(part) as call, restored_inputs(inputs):
@@ -197,13 +197,13 @@ class Trials:
             _log.info("%s keeps the members of %s apart: %s (%.2g s)", name, self.name, trial, trial.seconds)
         yield None
 
-    def _compare(self, pending: PendingForward, batch: TriedBatch, scope: TrialScope) -> MembersAlone:
+    def _compare(self, pending: PendingForward, batch: TriedBatch, scope: TrialScope) -> AloneComparison:
         """Compare members of a batch with their runs alone; on no rank with gradients if on one nothing is trained."""
         part, inputs = pending.part, pending.inputs
         follows, most = torch.is_grad_enabled() and scope.compares_gradients, scope.num_members
         follows = follows and not has_flat_parameters(self._model)  # FSDP1 would take a backward for the step's
         keeps_positions = inputs.get("input_ids") is None or (
-            has_rope_rows(self._model) and (self._has_rows_of_packs() or removes_ids(pending))
+            takes_rope_rows(self._model) and (self._has_rows_of_packs() or removes_ids(pending))
         )
         probe = batch.probe(most, keeps_positions, follows)
         if follows and self._on_any_rank(not any(one.in_loss for one in probe.placed)):
@@ -225,7 +225,7 @@ class Trials:
         return compare_with_alone(pending, probe, options)
 
     def _mixing_part(
-        self, pending: PendingForward, edits: OtherInputs | None, trial: ModelTrial, compared: MembersAlone | None
+        self, pending: PendingForward, edits: ReplacedInputs | None, trial: ModelTrial, compared: AloneComparison | None
     ) -> str | None:
         """Return the name of the part that mixes members; None: outputs agree, so only loss or gradients show it."""
         is_moved = self._on_any_rank(trial.moved_others)
@@ -280,7 +280,11 @@ class Trials:
 def _without_cut_labels(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the inputs without labels that cover only some tokens: ms-swift keeps those that train."""
     labels = inputs.get("labels")
-    if labels is None or inputs.get("logits_to_keep") is None or labels.shape[:2] == tokens_of(inputs).shape[:2]:
+    if (
+        labels is None
+        or inputs.get("logits_to_keep") is None
+        or labels.shape[:2] == ids_or_embeddings(inputs).shape[:2]
+    ):
         return inputs
     return {name: value for name, value in inputs.items() if name != "labels"}
 

@@ -12,7 +12,7 @@ from torch.nn import Module
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.batch_members import MemberPlaces, is_layout_input
 from energon_pack.training.encoded import Encoded
-from energon_pack.training.forward_inputs import MixingError, tokens_of
+from energon_pack.training.forward_inputs import MixingError, ids_or_embeddings
 from energon_pack.training.layout import IGNORE, Member
 from energon_pack.training.media_shares import MediaShares
 from energon_pack.training.probe_batches import plain_inputs
@@ -31,7 +31,7 @@ _REMADE = ("input_ids", "inputs_embeds", "labels", "shift_labels")
 
 
 @dataclass(frozen=True)
-class OtherInputs:
+class ReplacedInputs:
     """Other words and media of some members of a batch."""
 
     #: the inputs that hold these
@@ -141,7 +141,7 @@ class TriedBatch:
         return member.places + 1 if ids is None else member.select(ids).long()
 
     def _sample(self, number: int, labels: Tensor, media: dict[str, Tensor]) -> Encoded:
-        member, shape = self.members[number], tokens_of(self.inputs).shape[:2]
+        member, shape = self.members[number], ids_or_embeddings(self.inputs).shape[:2]
         rows = {
             name: member.select(value)
             for name, value in self.inputs.items()
@@ -157,7 +157,7 @@ class TriedBatch:
     def _batch_of_labels(self, placed: Sequence[PlacedSample]) -> PackedBatch:
         if (shifted := self.inputs.get("shift_labels")) is not None:
             return PackedBatch(labels=shifted, _packed_seq_ids=None)
-        tokens = tokens_of(self.inputs)
+        tokens = ids_or_embeddings(self.inputs)
         labels = torch.full(tokens.shape[:2], IGNORE, device=tokens.device)
         for one in placed:
             labels[one.row, one.places] = one.sample.tokens.labels.to(labels.device)
@@ -166,7 +166,7 @@ class TriedBatch:
     def _inputs_alone(self, sample: Encoded, keeps_positions: bool) -> dict[str, Any]:
         """Return the inputs of a member alone, as a processor gives them: a mask of ones, no positions of ours."""
         member = self.members[int(sample.sample_id.rpartition(" ")[2])]
-        inputs = plain_inputs(self.part, sample, self.config, tokens_of(self.inputs).device)
+        inputs = plain_inputs(self.part, sample, self.config, ids_or_embeddings(self.inputs).device)
         if self.inputs.get("input_ids") is None:
             inputs["inputs_embeds"] = member.select(self.inputs["inputs_embeds"])[None]
             del inputs["input_ids"]
@@ -176,7 +176,7 @@ class TriedBatch:
             inputs["position_ids"] = rope[:, None]
         return {**inputs, **{name: row[None] for name, row in sample.tokens.rows.items()}}
 
-    def other_inputs(self) -> OtherInputs | None:
+    def replace_some_inputs(self) -> ReplacedInputs | None:
         """Replace words and media of a random half of the members; None: none can change while another stays."""
         is_word = self._is_word()
         changeable = [n for n, one in enumerate(self.members) if is_word is None or is_word[one.row, one.own].any()]
@@ -188,7 +188,7 @@ class TriedBatch:
         media = {} if self._has_trees else self._other_media(replaced)
         same = [one for number, one in enumerate(self.members) if number not in replaced]
         kind = "words and media" if media else "words"
-        return OtherInputs({name: tokens, **media}, [self.members[number] for number in replaced], same, kind)
+        return ReplacedInputs({name: tokens, **media}, [self.members[number] for number in replaced], same, kind)
 
     def _is_word(self) -> Tensor | None:
         """Return bool [B, S], the tokens that can be replaced: not special, not of a medium, not equal to a neighbour.
@@ -205,7 +205,7 @@ class TriedBatch:
 
     def _other_words(self, numbers: Sequence[int], is_word: Tensor | None) -> Tensor | None:
         """Return tokens in which words of these members are other words of the batch; None: it has one word."""
-        tokens = tokens_of(self.inputs).clone()
+        tokens = ids_or_embeddings(self.inputs).clone()
         words = None if is_word is None else tokens[is_word].unique()
         if words is not None and len(words) < 2:
             return None
@@ -240,7 +240,7 @@ def refuse_misplaced_labels(inputs: Mapping[str, Any], members: Sequence[MemberP
     is_shifted = inputs.get("shift_labels") is not None
     if (labels := inputs.get("shift_labels" if is_shifted else "labels")) is None:
         return
-    shape = tokens_of(inputs).shape[:2]
+    shape = ids_or_embeddings(inputs).shape[:2]
     if labels.shape != shape:
         raise MixingError(
             f"labels {list(labels.shape)} for input_ids {list(shape)}: those of some tokens alone"

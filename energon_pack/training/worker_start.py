@@ -14,17 +14,17 @@ from typing import Protocol
 from torch.utils.data import get_worker_info
 
 
-class Tried(Protocol):
+class CanBeTried(Protocol):
     """What can be tried without a sample."""
 
     def try_all(self) -> None:
         """Try it now; any error."""
 
 
-_waiting: "weakref.WeakSet[Tried]" = weakref.WeakSet()
+_waiting: "weakref.WeakSet[CanBeTried]" = weakref.WeakSet()
 
 
-def schedule_try_at_fork(one: Tried) -> None:
+def schedule_try_at_fork(one: CanBeTried) -> None:
     """Let this be tried when a loader forks its first worker."""
     _waiting.add(one)
 
@@ -32,9 +32,9 @@ def schedule_try_at_fork(one: Tried) -> None:
 def keep_worker_memory() -> None:
     """Let a worker of a loader keep the memory that it frees for later packs; in another process, do nothing."""
     if get_worker_info() is not None:
-        from energon_pack.training.kept_memory import keep_pages  # only a worker needs it
+        from energon_pack.training.kept_memory import keep_freed_memory  # only a worker needs it
 
-        keep_pages()
+        keep_freed_memory()
 
 
 def _try_where_forking() -> None:

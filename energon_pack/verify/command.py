@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from energon_pack.config import MediaIn
-from energon_pack.dataset.files import LEDGER, PLAN, PlanFile, has_messages, value_at
+from energon_pack.dataset.files import LEDGER, PLAN, PlanFile, has_messages, nested_value
 from energon_pack.dataset.folder import DatasetFolder, packed_folder
 from energon_pack.dataset.manifest import MANIFEST, REPORT
-from energon_pack.dataset.media_sums import MEDIA_SUMS_FILE, why_unusable
-from energon_pack.dataset.source_media import DatasetMedia
+from energon_pack.dataset.media_sums import MEDIA_SUMS_FILE, why_checksums_unusable
+from energon_pack.dataset.source_media import ReferencedMediaReader
 from energon_pack.errors import PackError, amount
 from energon_pack.plan.settings import Share
 from energon_pack.plan.splits import split_shares
@@ -32,7 +32,7 @@ from energon_pack.run.files import META_FOLDER
 from energon_pack.run.progress import Progress
 from energon_pack.run.stores.requests import reraising_store_errors
 from energon_pack.run.workshop import Workshop
-from energon_pack.samples.flavors import flavor_by_name
+from energon_pack.samples.flavors import packed_flavor_or_default
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.sources.find import Source
 from energon_pack.verify import dataset_checks as checks
@@ -43,8 +43,8 @@ from energon_pack.verify.source_checks import (
     SourceSamples,
     find_source,
     read_draw_settings,
-    read_settings,
     read_source_samples,
+    reading_settings_without_map,
     template_in_temp_folder,
     trusted_map_step,
     unaccounted_samples,
@@ -127,14 +127,14 @@ class Claims:
 
 def _read_claims(folder: DatasetFolder, findings: Findings) -> Claims:
     manifest = _read_object(folder, f"{META_FOLDER}/{MANIFEST}", "metadata", findings)
-    flavor = flavor_by_name(manifest.get("flavor"))
+    flavor = packed_flavor_or_default(manifest.get("flavor"))
     report = _read_object(folder, REPORT, "totals", findings)
     return Claims(folder, flavor, manifest, report, _open_plan(folder, findings))
 
 
 def _read_object(folder: DatasetFolder, name: str, check: str, findings: Findings) -> dict[str, Any]:
     try:
-        return folder.read_object(name)
+        return folder.read_json_object(name)
     except FileNotFoundError:  # the check `files` reports it
         return {}
     except (OSError, ValueError) as error:
@@ -154,17 +154,17 @@ def _open_plan(folder: DatasetFolder, findings: Findings) -> PlanFile | None:
 
 def _jobs(stated: Claims, source: Source | None, template_folder: str | None, options: Options) -> Iterator[VerifyJob]:
     shares, seed = _split_shares_and_seed(stated.manifest)
-    packing = value_at(stated.manifest, "content", "packing")
+    packing = nested_value(stated.manifest, "content", "packing")
     decoded = stated.report.get("files_decoded") or ()
     shards = source.shards if source is not None else ()
     by_name = {shard.name: replace(shard, decodes_videos=shard.name in decoded) for shard in shards}
-    is_reference = value_at(stated.manifest, "content", "output", "media") == MediaIn.reference
+    is_reference = nested_value(stated.manifest, "content", "output", "media") == MediaIn.reference
     root = source.root if source is not None and is_reference else None
-    read, num_ids = read_settings(stated.manifest), checks.num_ids_of(stated.folder)
+    read, num_ids = reading_settings_without_map(stated.manifest), checks.vocabulary_size_of(stated.folder)
     if source is not None:
         read = replace(read, map=trusted_map_step(stated.manifest, options.map))
-    sums = [] if why_unusable(stated.folder, stated.manifest) else [f"{META_FOLDER}/{MEDIA_SUMS_FILE}"]
-    media = DatasetMedia(stated.folder.path, root, whole=options.decode or source is not None)
+    sums = [] if why_checksums_unusable(stated.folder, stated.manifest) else [f"{META_FOLDER}/{MEDIA_SUMS_FILE}"]
+    media = ReferencedMediaReader(stated.folder.path, root, whole=options.decode or source is not None)
     for name in stated.folder.shards:
         yield VerifyJob(
             name=name,
@@ -192,9 +192,12 @@ def _split_shares_and_seed(manifest: dict[str, Any]) -> tuple[tuple[float, ...],
 
     No shares: the manifest is damaged, or `packing.share` puts samples with the same medium into one split.
     """
-    if value_at(manifest, "content", "packing", "share") not in (None, Share.none.value):
+    if nested_value(manifest, "content", "packing", "share") not in (None, Share.none.value):
         return (), 0
-    splits, seed = value_at(manifest, "content", "output", "splits"), value_at(manifest, "content", "plan", "seed")
+    splits, seed = (
+        nested_value(manifest, "content", "output", "splits"),
+        nested_value(manifest, "content", "plan", "seed"),
+    )
     try:
         return split_shares(splits), int(seed)
     except (PackError, AttributeError, TypeError, ValueError):
@@ -203,7 +206,7 @@ def _split_shares_and_seed(manifest: dict[str, Any]) -> tuple[tuple[float, ...],
 
 def _check_dataset(stated: Claims, shards: list[VerifiedShard], ledger: Ledger, findings: Findings) -> None:
     folder, manifest = stated.folder, stated.manifest
-    prefix = value_at(manifest, "content", "output", "shard_prefix")
+    prefix = nested_value(manifest, "content", "output", "shard_prefix")
     packed = checks.packed_hashes(shards)
     name = folder.name
     wrong_names = checks.check_file_names(folder, prefix if isinstance(prefix, str) else "packed")
@@ -220,7 +223,10 @@ def _check_dataset(stated: Claims, shards: list[VerifiedShard], ledger: Ledger, 
 def _note_unsummed(stated: Claims, shards: list[VerifiedShard], findings: Findings) -> None:
     """Add a note if packs hold media without checksums."""
     if number := sum(shard.num_without_sum for shard in shards):
-        why = why_unusable(stated.folder, stated.manifest) or f"packs are not named as when {MEDIA_SUMS_FILE} was made"
+        why = (
+            why_checksums_unusable(stated.folder, stated.manifest)
+            or f"packs are not named as when {MEDIA_SUMS_FILE} was made"
+        )
         findings.notes.append(
             f"{number:,} media are not compared with a checksum: {why}; --source compares them with their source"
         )

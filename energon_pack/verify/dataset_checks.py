@@ -10,7 +10,7 @@ from urllib import parse
 import numpy as np
 
 from energon_pack.dataset.energon import SAMPLE_LOADER, changed_keys, dataset_yamls, sample_loader_py
-from energon_pack.dataset.files import LEDGER, PAGE, PLAN, REQUIRED_FILES, PlanFile, value_at
+from energon_pack.dataset.files import LEDGER, PAGE, PLAN, REQUIRED_FILES, PlanFile, nested_value
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import HASHED_FILES, MANIFEST, PACK_TOTALS_FILE, PROCESSOR_FOLDER, REPORT, hash_of
 from energon_pack.dataset.media_sums import MEDIA_SUMS_FILE
@@ -20,7 +20,7 @@ from energon_pack.dataset.shards import shard_name_pattern
 from energon_pack.errors import PackError, quote
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.files import META_FOLDER
-from energon_pack.run.plain_data import yaml_value
+from energon_pack.run.plain_data import parse_yaml
 from energon_pack.samples.cut import SIDES
 from energon_pack.samples.flavors import find_packed_flavor, reading_problem
 from energon_pack.samples.flavors.base import PackedFlavor
@@ -62,18 +62,18 @@ def check_file_names(folder: DatasetFolder, prefix: str) -> Iterator[str]:
 def _processor_hashes(folder: DatasetFolder) -> dict[str, Any]:
     """Return the hashes of the processor's files, by name, from inputs.json; {}: it has none, or can't be read."""
     with suppress(OSError, ValueError):
-        hashes = folder.read_object(f"{META_FOLDER}/{INPUTS_FILE}").get("files")
+        hashes = folder.read_json_object(f"{META_FOLDER}/{INPUTS_FILE}").get("files")
         return hashes if isinstance(hashes, dict) else {}
     return {}
 
 
-def num_ids_of(folder: DatasetFolder) -> int | None:
+def vocabulary_size_of(folder: DatasetFolder) -> int | None:
     """Return how many ids the vocabulary has, from 0 on, by inputs.json; None: it does not say, or can't be read.
 
     Ids of special tokens may lie behind a gap, so that they are larger than the number of tokens.
     """
     with suppress(OSError, ValueError):
-        rules = folder.read_object(f"{META_FOLDER}/{INPUTS_FILE}")
+        rules = folder.read_json_object(f"{META_FOLDER}/{INPUTS_FILE}")
         number, special = rules.get("num_ids"), rules.get("token_ids")
         if type(number) is int and number > 0 and isinstance(special, dict):
             return max([number, *(1 + int(its_id) for its_id in special.values() if type(its_id) is int)])
@@ -82,8 +82,10 @@ def num_ids_of(folder: DatasetFolder) -> int | None:
 
 def _changed_files(folder: DatasetFolder, manifest: Mapping[str, Any], report: Mapping[str, Any]) -> Iterator[str]:
     """Yield the files of `.nv-meta` that training or `verify` reads, if they have not the hashes that packing wrote."""
-    expected = {name: value_at(manifest, "hashes", name) for name in HASHED_FILES}
-    if (its_hash := value_at(manifest, "hashes", MEDIA_SUMS_FILE)) or folder.has(f"{META_FOLDER}/{MEDIA_SUMS_FILE}"):
+    expected = {name: nested_value(manifest, "hashes", name) for name in HASHED_FILES}
+    if (its_hash := nested_value(manifest, "hashes", MEDIA_SUMS_FILE)) or folder.has(
+        f"{META_FOLDER}/{MEDIA_SUMS_FILE}"
+    ):
         expected[MEDIA_SUMS_FILE] = its_hash
     expected |= {f"{PROCESSOR_FOLDER}/{name}": its_hash for name, its_hash in _processor_hashes(folder).items()}
     expected |= {MANIFEST: report.get("manifest_hash")} if report else {}
@@ -100,10 +102,10 @@ def check_metadata(
     folder: DatasetFolder, report: Mapping[str, Any], manifest: Mapping[str, Any], shards: Sequence[VerifiedShard]
 ) -> Iterator[str]:
     """Yield what is wrong in the manifest and in Energon's own files: counts, splits, hashes, index, dataset.yaml."""
-    packing, fingerprint = value_at(manifest, "content", "packing"), manifest.get("fingerprint")
+    packing, fingerprint = nested_value(manifest, "content", "packing"), manifest.get("fingerprint")
     for name in ("max_token_len", "pad_to_multiple_of"):
-        if type(value_at(packing, name)) is not int or value_at(packing, name) < 1:
-            yield f"{MANIFEST} has content.packing.{name}={quote(value_at(packing, name))}"
+        if type(nested_value(packing, name)) is not int or nested_value(packing, name) < 1:
+            yield f"{MANIFEST} has content.packing.{name}={quote(nested_value(packing, name))}"
     if not isinstance(fingerprint, str):
         yield f"{MANIFEST} has fingerprint={quote(fingerprint)}"
     if why := reading_problem(manifest):
@@ -112,7 +114,7 @@ def check_metadata(
     yield from _changed_files(folder, manifest, report)
     if folder.has(f"{META_FOLDER}/{INDEX_NAME}"):
         yield from check_sqlite(folder, [shard.name for shard in shards])
-    elif value_at(manifest, "content", "output", "sqlite") is True:
+    elif nested_value(manifest, "content", "output", "sqlite") is True:
         yield f"{INDEX_NAME} is missing"
     yield from _check_dataset_yamls(folder, manifest)
 
@@ -124,7 +126,7 @@ def check_pack_counts(
     num_packs = {shard.name: len(shard.pack_hashes) for shard in shards}
     for name in (".info.json", ".info.yaml"):
         value, why = _load_meta_file(folder, name)
-        claimed = value_at(value, "shard_counts")
+        claimed = nested_value(value, "shard_counts")
         if value is None or not isinstance(claimed, dict):
             yield from why if value is None else [f"{name} has shard_counts={quote(claimed)}"]
             continue
@@ -132,7 +134,7 @@ def check_pack_counts(
             if claimed.get(shard) != num_packs.get(shard):
                 numbers = f"{quote(claimed.get(shard))} packs of {quote(shard)}, there are {num_packs.get(shard, 0)}"
                 yield f"{name} counts {numbers}"
-    planned = {split: value_at(manifest, "splits", split, "packs") or 0 for split in SPLITS}
+    planned = {split: nested_value(manifest, "splits", split, "packs") or 0 for split in SPLITS}
     yield from _check_splits(folder, num_packs, planned, {shard.name: shard.splits for shard in shards})
 
 
@@ -143,7 +145,7 @@ def _check_splits(
     if value is None:
         yield from why
         return
-    splits, left_out = value_at(value, "split_parts"), value_at(value, "exclude")
+    splits, left_out = nested_value(value, "split_parts"), nested_value(value, "exclude")
     if left_out:
         yield f"split.yaml has exclude={quote(left_out)}: packing leaves out no shard"
     parts = list(splits.values()) if isinstance(splits, dict) else [splits]
@@ -167,12 +169,12 @@ def _check_splits(
 
 def _check_dataset_yamls(folder: DatasetFolder, manifest: Mapping[str, Any]) -> Iterator[str]:
     """Yield how Energon's dataset YAMLs and sample_loader.py differ from what packing writes, but for subflavors."""
-    name, which = manifest.get("flavor"), value_at(manifest, "content", "output", "dataset_yaml")
+    name, which = manifest.get("flavor"), nested_value(manifest, "content", "output", "dataset_yaml")
     flavor = find_packed_flavor(name) if isinstance(name, str) else None
     if flavor is None or which not in ("typed", "crude"):
         yield f"{MANIFEST} has flavor={quote(name)}, content.output.dataset_yaml={quote(which)}"
         return
-    sample_type = value_at(manifest, "content", "output", "sample_type")
+    sample_type = nested_value(manifest, "content", "output", "sample_type")
     if isinstance(sample_type, str):
         yield from _check_sample_loader(folder, flavor)
     elif folder.has(f"{META_FOLDER}/{SAMPLE_LOADER}"):
@@ -205,7 +207,7 @@ def _load_meta_file(folder: DatasetFolder, name: str) -> tuple[Any, list[str]]:
     """Return the content of a file in `.nv-meta`, and []; if it can't be read, None and why ([] if it is missing)."""
     path = f"{META_FOLDER}/{name}"
     try:
-        return (folder.read_object(path) if name.endswith(".json") else yaml_value(folder.read(path))), []
+        return (folder.read_json_object(path) if name.endswith(".json") else parse_yaml(folder.read(path))), []
     except FileNotFoundError:
         return None, []
     except (OSError, ValueError) as error:

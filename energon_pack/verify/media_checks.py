@@ -4,7 +4,7 @@ import io
 from collections.abc import Iterator, Sequence
 from zlib import crc32
 
-from energon_pack.dataset.pack_json import Pack
+from energon_pack.dataset.pack_json import ParsedPack
 from energon_pack.errors import quote
 from energon_pack.samples.bytes import Bytes
 from energon_pack.samples.frame_times import load_patch_positions
@@ -18,12 +18,12 @@ from energon_pack.samples.tokens_part import TOKENS_PART
 _PIECE_BYTES = 1 << 20  # of a medium, that are read at once
 
 
-def held_media(pack: Pack) -> list[Part]:
+def held_media(pack: ParsedPack) -> list[Part]:
     """Return the parts of a pack that packing copied from the source: all but JSON and tokens, in the tar's order."""
     return [] if pack.references else [part for part in pack.files.parts if part.name not in ("json", TOKENS_PART)]
 
 
-def check_checksums(file: Bytes, pack: Pack, expected: Sequence[int]) -> Iterator[str]:
+def check_checksums(file: Bytes, pack: ParsedPack, expected: Sequence[int]) -> Iterator[str]:
     """Compare the media that a pack holds with the checksums of those that were packed, in the pack's order.
 
     If the tar has more or fewer of them, the JSON says their order.

@@ -7,9 +7,9 @@ from itertools import zip_longest
 from typing import Any
 
 from energon_pack.dataset.files import PlanRow
-from energon_pack.dataset.pack_json import Pack
-from energon_pack.dataset.shards import conversation, media_parts
-from energon_pack.dataset.sources import Sources
+from energon_pack.dataset.pack_json import ParsedPack
+from energon_pack.dataset.shards import conversation, parts_beside_json
+from energon_pack.dataset.sources import SampleReader
 from energon_pack.errors import PackError, quote
 from energon_pack.samples.bytes import Bytes
 from energon_pack.samples.flavors.schema import MESSAGES_FIELD
@@ -17,8 +17,8 @@ from energon_pack.samples.pack_tokens import members_of
 from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
-from energon_pack.samples.tokens import MemberTokens, SeenMedium
-from energon_pack.samples.written_tokens import pack_tokens
+from energon_pack.samples.tokens import MediumInput, MemberTokens
+from energon_pack.samples.written_tokens import join_member_tokens
 from energon_pack.sources.reader import SourceChanged
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.tar import BLOCK
@@ -31,10 +31,10 @@ _CHARS_BEFORE, _EXCERPT_CHARS = 20, 60  # characters before a difference, and of
 
 def compare_members(
     file: Bytes,
-    pack: Pack,
+    pack: ParsedPack,
     members: Sequence[PlanRow],
     shards: Mapping[str, Shard],
-    sources: Sources,
+    sources: SampleReader,
     settings: ReadSettings,
     again: tuple[Sequence[MemberTokens], Template] | None = None,
 ) -> Iterator[tuple[str, str, Iterable[str]]]:
@@ -58,7 +58,7 @@ def compare_members(
         try:
             sample = sources.with_headers(member, sources.read_without_media(member, settings))
             content = conversation(sample, pack.flavor)
-            parts = media_parts(sample, content)
+            parts = parts_beside_json(sample, content)
         except (PackError, Skip, OSError, IndexError) as error:  # IndexError: it lacks the turn at which it is cut
             yield "source text", member.sample_id, [_error_text(error)]
             parts = [*member.parts]
@@ -111,7 +111,7 @@ def _as_json(value: Any) -> str:
 
 
 def _media_differences(
-    file: Bytes, pack: Pack, name: str, member: PlanRow, source: AnyPart, sources: Sources
+    file: Bytes, pack: ParsedPack, name: str, member: PlanRow, source: AnyPart, sources: SampleReader
 ) -> Iterator[str]:
     """Yield how a medium (`name` in the pack) differs from its source; PackError, OSError: it can't be read."""
     part = pack.parts.get(name)
@@ -137,7 +137,7 @@ def token_differences(written: MemberTokens, template: Template, sample: Sample)
     except Skip as skip:
         yield f"it can't be tokenized: {skip}"
         return
-    (again,) = members_of(pack_tokens([replace(again, shared_len=written.shared_len)]))  # as bytes hold it
+    (again,) = members_of(join_member_tokens([replace(again, shared_len=written.shared_len)]))  # as bytes hold it
     numbers = len(written), len(again), written.num_supervised, again.num_supervised
     if numbers[0] != numbers[1]:
         yield f"{numbers[0]} tokens, made again {numbers[1]}"
@@ -158,12 +158,12 @@ def _diff(text: str, written: Sequence[Any], again: Sequence[Any]) -> Iterator[s
         yield text.format(place, written[place], again[place])
 
 
-def _seen_differences(written: Sequence[SeenMedium], again_media: Sequence[SeenMedium]) -> Iterator[str]:
+def _seen_differences(written: Sequence[MediumInput], again_media: Sequence[MediumInput]) -> Iterator[str]:
     if len(written) != len(again_media):
         yield f"{len(written)} media, made again {len(again_media)}"
         return
     for number, both in enumerate(zip(written, again_media, strict=True)):
-        for name in (one.name for one in fields(SeenMedium)):
+        for name in (one.name for one in fields(MediumInput)):
             ours, again = (getattr(medium, name) for medium in both)
             if ours != again:
                 yield f"medium {number} has {name} {ours}, made again {again}"

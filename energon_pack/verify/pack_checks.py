@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from energon_pack.dataset.files import PlanRow
-from energon_pack.dataset.pack_json import Pack
+from energon_pack.dataset.pack_json import ParsedPack
 from energon_pack.errors import quote
 from energon_pack.plan import caps
 from energon_pack.plan.settings import Overlong
-from energon_pack.samples.cut import SIDES, member_id, split_member_id
+from energon_pack.samples.cut import SIDES, member_id, split_numbered_member_id
 from energon_pack.samples.flavors.schema import MESSAGES_FIELD
 from energon_pack.samples.media.kinds import IMAGE, IMAGE_EXTENSIONS, KINDS, format_of
 from energon_pack.samples.media.medium import SOUND_EXTENSION_OF
@@ -33,7 +33,7 @@ _ARRAY_MAGIC = b"\x93NUMPY"
 # ------------------------------------------------------------------------------------------------------- its media
 
 
-def check_parts(pack: Pack) -> Iterator[str]:
+def check_parts(pack: ParsedPack) -> Iterator[str]:
     """Yield defects if a pack's files are not its JSON, its tokens, and the media that its JSON names, in order."""
     names = [part.name for part in pack.files.parts]
     yield from (f"{part.name} holds no bytes of its own" for part in pack.files.parts if part.size < 0)
@@ -56,7 +56,7 @@ def check_parts(pack: Pack) -> Iterator[str]:
             yield f"member {member} has a medium named {quote(name)}: out of order, or no name of a pack's part"
 
 
-def check_tokens(pack: Pack, members: Sequence[MemberTokens], num_ids: int | None = None) -> Iterator[str]:
+def check_tokens(pack: ParsedPack, members: Sequence[MemberTokens], num_ids: int | None = None) -> Iterator[str]:
     """Yield a message for each defect: numbers of tokens (all, trained, shared) or kinds of media differ from those in
     the pack's JSON, a member does not begin with the tokens that it shares with the one before it, or an id is none of
     the vocabulary.
@@ -92,7 +92,7 @@ def _excerpt(numbers: Sequence[int], first: int) -> str:
     return ", ".join(["…"] * (first > 0) + [*map(str, numbers[first:end])] + ["…"] * (end < len(numbers)))
 
 
-def check_media_format(pack: Pack, name: str, head: bytes) -> Iterator[str]:
+def check_media_format(pack: ParsedPack, name: str, head: bytes) -> Iterator[str]:
     """Check a medium's first bytes: they must fit its extension, or its kind in a flavour where all images are .jpg."""
     extension, expected = name.rpartition(".")[2], pack.flavor.kind(name)
     if extension == "npy" and not pack.flavor.names_content:
@@ -110,14 +110,14 @@ def check_media_format(pack: Pack, name: str, head: bytes) -> Iterator[str]:
         yield f"{line}, not of the kind {expected}"
 
 
-def check_has_messages(pack: Pack, expected: bool) -> Iterator[str]:
+def check_has_messages(pack: ParsedPack, expected: bool) -> Iterator[str]:
     """Check whether a pack's JSON holds conversations. `expected`: the dataset's setting `output.messages`."""
     if MESSAGES_FIELD in pack.flavor.optional and pack.fields and (MESSAGES_FIELD in pack.fields) != expected:
         has = "no" if expected else "it has"
         yield f"{has} {MESSAGES_FIELD}, and it was packed with output.messages={str(expected).lower()}"
 
 
-def check_placeholders(pack: Pack) -> Iterator[str]:
+def check_placeholders(pack: ParsedPack) -> Iterator[str]:
     """Check that conversations are as packing writes them, and that their placeholders match the media."""
     for index, member in enumerate(pack.json_of_members or ()):
         try:
@@ -141,7 +141,7 @@ def check_placeholders(pack: Pack) -> Iterator[str]:
 # ------------------------------------------------------------------------------------------------ lengths, the plan
 
 
-def check_total_token_len(pack: Pack) -> Iterator[str]:
+def check_total_token_len(pack: ParsedPack) -> Iterator[str]:
     if {"total_token_len", "token_lens"} <= pack.meta.keys():
         total, tokens = pack.meta["total_token_len"], sum(_unshared_lens(pack))
         if total != tokens:
@@ -149,13 +149,15 @@ def check_total_token_len(pack: Pack) -> Iterator[str]:
             yield f"total_token_len is {total}, token_lens{without} sum to {tokens}"
 
 
-def _unshared_lens(pack: Pack) -> list[int]:
+def _unshared_lens(pack: ParsedPack) -> list[int]:
     """Return the tokens of each member, without those that it shares with the member before it."""
     lens = pack.meta.get("token_lens", [])
     return [length - shared_len for length, shared_len in zip(lens, pack.shared_lens, strict=False)]
 
 
-def check_capacity(pack: Pack, packing: Mapping[str, Any], members: Sequence[PlanRow] | None = None) -> Iterator[str]:
+def check_capacity(
+    pack: ParsedPack, packing: Mapping[str, Any], members: Sequence[PlanRow] | None = None
+) -> Iterator[str]:
     """Yield each limit of `packing.*`, such as `max_token_len`, that a pack exceeds.
 
     Args:
@@ -187,13 +189,13 @@ def check_capacity(pack: Pack, packing: Mapping[str, Any], members: Sequence[Pla
             yield caps.excess_text(name, value, limit)
 
 
-def check_fingerprint(pack: Pack, expected: Any) -> Iterator[str]:
+def check_fingerprint(pack: ParsedPack, expected: Any) -> Iterator[str]:
     fingerprint = pack.meta.get("fingerprint", expected)
     if fingerprint != expected and expected is not None:
         yield f"fingerprint {quote(fingerprint)}, the manifest has {quote(expected)}"
 
 
-def check_plan(pack: Pack, members: Sequence[PlanRow] | None) -> Iterator[str]:
+def check_plan(pack: ParsedPack, members: Sequence[PlanRow] | None) -> Iterator[str]:
     """Yield where a pack differs from its rows of the plan, `members`; None: the plan has no such pack."""
     if members is None:
         yield "it is not in the plan"
@@ -232,7 +234,7 @@ def _difference(stated: Sequence[Any], expected: Sequence[Any]) -> str:
     return f"member {index} is {quote(stated[index])}, in the plan {quote(expected[index])}"
 
 
-def check_pairs(pack: Pack, members: Sequence[PlanRow] | None) -> Iterator[str]:
+def check_pairs(pack: ParsedPack, members: Sequence[PlanRow] | None) -> Iterator[str]:
     """Yield samples whose sides, the chosen and the rejected one, do not stand side by side in a pack."""
     sides = [both for both in samples_in_pack(pack, members) if both[1] in SIDES]
     for place in range(0, len(sides), 2):
@@ -241,7 +243,7 @@ def check_pairs(pack: Pack, members: Sequence[PlanRow] | None) -> Iterator[str]:
             return
 
 
-def samples_in_pack(pack: Pack, members: Sequence[PlanRow] | None) -> Iterator[tuple[str, str | None]]:
+def samples_in_pack(pack: ParsedPack, members: Sequence[PlanRow] | None) -> Iterator[tuple[str, str | None]]:
     """Yield for each member its sample, `<source shard>/<key>`, and which part of it (`2of3`); None: the whole sample.
 
     `members`: the pack's rows of the plan; None: ids that end like `#2of3` are taken for parts.
@@ -251,4 +253,4 @@ def samples_in_pack(pack: Pack, members: Sequence[PlanRow] | None) -> Iterator[t
         for member in members:
             yield member.sample_name, member.cut.part if member.cut else None
         return
-    yield from map(split_member_id, ids)
+    yield from map(split_numbered_member_id, ids)

@@ -12,13 +12,13 @@ import numpy as np
 
 from energon_pack.dataset.files import PlanFile, PlanRow, PlanRowLookup
 from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.media_sums import MediaSums, open_sums
+from energon_pack.dataset.media_sums import MediaChecksums, open_checksums
 from energon_pack.dataset.pack_files import PackFiles, packs_in
-from energon_pack.dataset.pack_json import Pack, parse_pack, read_written_tokens, shard_with_referenced_media
-from energon_pack.dataset.source_media import DatasetMedia
-from energon_pack.dataset.sources import Sources
+from energon_pack.dataset.pack_json import ParsedPack, parse_pack, read_written_tokens, shard_with_referenced_media
+from energon_pack.dataset.source_media import ReferencedMediaReader
+from energon_pack.dataset.sources import SampleReader
 from energon_pack.errors import PackError
-from energon_pack.plan.splits import SPLITS, split_numbers
+from energon_pack.plan.splits import SPLITS, split_of_samples
 from energon_pack.run.stores.requests import reraising_store_errors
 from energon_pack.run.workshop import Workshop
 from energon_pack.samples.bytes import Bytes
@@ -27,9 +27,9 @@ from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.samples.tokens_part import TOKENS_PART, TokensDamaged
-from energon_pack.sources.other_formats import unpack_command
+from energon_pack.sources.other_formats import decompress_command
 from energon_pack.sources.shard import Shard
-from energon_pack.sources.storage import with_bytes_read
+from energon_pack.sources.storage import call_counting_bytes
 from energon_pack.sources.tar import TarScan
 from energon_pack.templates.processor import load_saved_template
 from energon_pack.verify import pack_checks as checks
@@ -55,7 +55,7 @@ class VerifyJob:
     decode: bool
     source: dict[str, Shard] | None  # source shards by name; None: not compared
     reading: ReadSettings
-    media: DatasetMedia
+    media: ReferencedMediaReader
     max_defects: int
     split_shares: Sequence[float] = ()  # of the splits; empty: not known
     seed: int = 0
@@ -82,12 +82,12 @@ class VerifiedShard:
     num_without_sum: int = 0  # media that packs hold, and that have no checksum to compare them with
     splits: set[str] = field(default_factory=set)  # the splits of its samples, by their ids
 
-    def add(self, pack: Pack, members: list[PlanRow] | None, job: VerifyJob) -> None:
+    def add(self, pack: ParsedPack, members: list[PlanRow] | None, job: VerifyJob) -> None:
         """Add the counts and hashes of a pack. `members`: the pack's rows of the plan; None: there are none."""
         self.pack_hashes.append(name_hash(pack.files.key))
         samples = list(checks.samples_in_pack(pack, members))
         if job.split_shares:
-            numbers = split_numbers((sample for sample, _ in samples), job.split_shares, job.seed)
+            numbers = split_of_samples((sample for sample, _ in samples), job.split_shares, job.seed)
             self.splits |= {SPLITS[number] for number in numbers.tolist()}
         for sample, part in samples:
             if part is None:
@@ -106,7 +106,7 @@ def verify_shards(jobs: Sequence[VerifyJob], findings: Findings, workshop: Works
     states = [job.folder.state(job.name) for job in jobs]
     sizes = [0 if state is None else state.size for state in states]
     with workshop.progress.stage("verify", len(jobs), "shards", sum(sizes)) as advance:
-        results = workshop.executor.map(partial(with_bytes_read, verify_shard), jobs)
+        results = workshop.executor.map(partial(call_counting_bytes, verify_shard), jobs)
         for (shard, num_bytes), size in zip(results, sizes, strict=True):
             findings.merge(shard.findings)
             shards.append(shard)
@@ -125,10 +125,10 @@ def verify_shard(job: VerifyJob) -> VerifiedShard:
     try:
         with (
             job.folder.open(job.name) as file,
-            Sources(job.source or {}) as sources,
-            open_sums(job.folder, job.key_prefix) as sums,
+            SampleReader(job.source or {}) as sources,
+            open_checksums(job.folder, job.key_prefix) as sums,
         ):
-            compressed, scan = unpack_command(file), TarScan(file)
+            compressed, scan = decompress_command(file), TarScan(file)
             for group in _group_packs(packs_in(scan)):
                 shard.pack_offsets[-1:] = array("Q", [*(files.start for files in group), group[-1].end])
                 rows = None if plan is None else _plan_rows(plan, job, group, findings)
@@ -153,8 +153,8 @@ def _verify_pack(
     file: Bytes,
     files: PackFiles,
     rows: dict[str, list[PlanRow]] | None,
-    sources: Sources,
-    sums: MediaSums | None,
+    sources: SampleReader,
+    sums: MediaChecksums | None,
     job: VerifyJob,
     shard: VerifiedShard,
 ) -> None:
@@ -177,7 +177,9 @@ def _verify_pack(
             findings.add(check, f"{where}: {member}", texts)
 
 
-def _read_tokens(file: Bytes, pack: Pack, findings: Findings, where: str, num_ids: int | None) -> list[MemberTokens]:
+def _read_tokens(
+    file: Bytes, pack: ParsedPack, findings: Findings, where: str, num_ids: int | None
+) -> list[MemberTokens]:
     """Read and check the tokens of each member of a pack; []: it has none, or they can't be read."""
     if TOKENS_PART not in pack.parts:
         return []  # the check `parts` reports it
@@ -206,9 +208,9 @@ def read_packs(
     folder: DatasetFolder,
     name: str,
     flavor: PackedFlavor = DEFAULT_FLAVOR,
-) -> Iterator[tuple[Bytes, Pack, list[str]]]:
+) -> Iterator[tuple[Bytes, ParsedPack, list[str]]]:
     """Yield for each pack of the shard `name` the file that holds its parts, the pack, and the defects of its JSON."""
-    media = DatasetMedia(folder.path)
+    media = ReferencedMediaReader(folder.path)
     with folder.open(name) as file:
         for files in packs_in(TarScan(file)):
             pack, defects = parse_pack(files, _read_json(file, files), flavor)
@@ -258,7 +260,7 @@ def _plan_rows(
         return None
 
 
-def _check_pack(job: VerifyJob, pack: Pack, members: list[PlanRow] | None, findings: Findings) -> None:
+def _check_pack(job: VerifyJob, pack: ParsedPack, members: list[PlanRow] | None, findings: Findings) -> None:
     where = f"{job.name}: {pack.files.key}"
     findings.add("parts", where, checks.check_parts(pack), len(pack.files.parts))
     findings.add("placeholders", where, checks.check_placeholders(pack), len(pack.json_of_members or ()))
@@ -267,7 +269,7 @@ def _check_pack(job: VerifyJob, pack: Pack, members: list[PlanRow] | None, findi
     findings.add("fingerprint", where, checks.check_fingerprint(pack, job.fingerprint))
 
 
-def _check_media_checksums(file: Bytes, pack: Pack, sums: MediaSums | None, shard: VerifiedShard) -> None:
+def _check_media_checksums(file: Bytes, pack: ParsedPack, sums: MediaChecksums | None, shard: VerifiedShard) -> None:
     """Compare the media that a pack holds with their checksums; count those that have none."""
     number = len(held_media(pack))
     expected = None if sums is None else sums.of_pack(pack.files.key)
@@ -278,7 +280,7 @@ def _check_media_checksums(file: Bytes, pack: Pack, sums: MediaSums | None, shar
         shard.findings.add("media", where, check_checksums(file, pack, expected), number)
 
 
-def _check_media(file: Bytes, job: VerifyJob, pack: Pack, findings: Findings) -> None:
+def _check_media(file: Bytes, job: VerifyJob, pack: ParsedPack, findings: Findings) -> None:
     for part in pack.files.parts:
         where = f"{job.name}: {pack.files.key}"
         if part.name in ("json", TOKENS_PART) or part.size < 0:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from energon_pack.config.output_dir import cache_folder
-from energon_pack.dataset.files import value_at
+from energon_pack.dataset.files import nested_value
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.input_rules_file import OtherTokenizer
 from energon_pack.dataset.manifest import REPORT, packing_processor_folder, resolve_packing_path
@@ -28,7 +28,7 @@ from energon_pack.samples.user_map import name_with_hash
 from energon_pack.sources import source_path
 from energon_pack.sources.demo import make_demo
 from energon_pack.sources.find import Source
-from energon_pack.sources.sample_ratio import copy_numbers, drawn_keys
+from energon_pack.sources.sample_ratio import drawn_keys, earlier_occurrences
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import folder_of, path_in
@@ -51,7 +51,7 @@ def find_source(
         media_root: where the media of JSONL files lie now; None: where they were at packing.
         media_map: the same, as `source.media_map` says it.
     """
-    settings = value_at(report, "config", "source")
+    settings = nested_value(report, "config", "source")
     if not isinstance(settings, dict) or "path" not in settings:
         raise PackError(f"{folder}/{REPORT} does not say how the source was read (config.source)")
     stated: Any = settings["path"]
@@ -62,7 +62,7 @@ def find_source(
         if isinstance(stated, dict):
             path = _mixture_now(folder, report, stated)
         elif stated is None:
-            path = demo_folders(folder, report)[0]
+            path = ensure_demo_folders(folder, report)[0]
         elif isinstance(stated, str):
             path = _path_now(folder, report, stated)
         elif isinstance(stated, list) and all(isinstance(entry, str) for entry in stated):
@@ -123,28 +123,28 @@ def template_in_temp_folder(
 
 def packing_processor(folder: DatasetFolder, report: Mapping[str, Any]) -> str | None:
     """Return the folder or hub id of the processor that a dataset was packed with; None: the model's published one."""
-    processor: str | None = value_at(report, "config", "model", "processor")
-    if processor is None and value_at(report, "config", "source", "path") is None and report:
-        return demo_folders(folder, report)[1]
+    processor: str | None = nested_value(report, "config", "model", "processor")
+    if processor is None and nested_value(report, "config", "source", "path") is None and report:
+        return ensure_demo_folders(folder, report)[1]
     return packing_processor_folder(folder.path) or processor  # a hub id, or a folder that is gone
 
 
-def demo_folders(folder: DatasetFolder, report: Mapping[str, Any]) -> tuple[str, str]:
+def ensure_demo_folders(folder: DatasetFolder, report: Mapping[str, Any]) -> tuple[str, str]:
     """Return the folders of the source and the processor of a packed demo; they are made again if they are gone."""
-    cache = value_at(report, "config", "cache_dir")
+    cache = nested_value(report, "config", "cache_dir")
     cache_dir = resolve_packing_path(report, cache) if isinstance(cache, str) else None
     return make_demo(cache_folder(cache_dir, folder_of(folder.path)) / "demo")
 
 
-def read_settings(manifest: Mapping[str, Any]) -> ReadSettings:
+def reading_settings_without_map(manifest: Mapping[str, Any]) -> ReadSettings:
     """Return the settings by which packing read samples, without `source.map`: a dataset can't make code run."""
-    return _settings_from_texts(ReadSettings, value_at(manifest, "content", "source"))
+    return _settings_from_texts(ReadSettings, nested_value(manifest, "content", "source"))
 
 
 def _settings_from_texts(kind: type[Settings], node: Any) -> Settings:
     """Make settings from the texts in a node of a manifest, without `map` and `path`; defaults if it is damaged."""
     texts = {key: value for key, value in _text_items(node).items() if key not in ("map", "path")}
-    names = {key: _text_items(value_at(node, key)) for key in ("columns", "roles")}
+    names = {key: _text_items(nested_value(node, key)) for key in ("columns", "roles")}
     try:
         return dataclass_from_plain(kind, texts | names)
     except ValueError:  # the manifest is damaged
@@ -157,7 +157,7 @@ def _text_items(node: Any) -> dict[str, str]:
 
 def trusted_map_step(manifest: Mapping[str, Any], trusted: str | None) -> str | None:
     """Return the dataset's `source.map`, with its hash; None: it has none. PackError: `trusted` is another or None."""
-    name = value_at(manifest, "content", "source", "map")
+    name = nested_value(manifest, "content", "source", "map")
     step = name.partition("#")[0] if isinstance(name, str) else None
     if step == trusted:
         return name_with_hash(name) if isinstance(name, str) else None
@@ -183,15 +183,15 @@ class DrawSettings:
 
 def read_draw_settings(report: Mapping[str, Any]) -> DrawSettings:
     """Read from report.json how packing chose samples; where it is damaged: no limit, each sample once, one epoch."""
-    limit, seed = value_at(report, "config", "source", "limit"), value_at(report, "config", "seed")
+    limit, seed = nested_value(report, "config", "source", "limit"), nested_value(report, "config", "seed")
     entries = report.get("mixture")
     epochs_of = (
-        {str(value_at(entry, "name")): value_at(entry, "epochs") for entry in entries}
+        {str(nested_value(entry, "name")): nested_value(entry, "epochs") for entry in entries}
         if isinstance(entries, list)
         else {}
     )
     times = {name: time for name, time in epochs_of.items() if isinstance(time, int | float) and 0 <= time < 1e6}
-    epochs = value_at(report, "config", "packing", "epochs")
+    epochs = nested_value(report, "config", "packing", "epochs")
     num_epochs = epochs if type(epochs) is int and 1 <= epochs <= MAX_EPOCHS else 1
     return DrawSettings(limit if type(limit) is int else None, seed if type(seed) is int else 0, times, num_epochs)
 
@@ -273,5 +273,5 @@ def _sample_ids(job: _HashJob) -> Iterator[str]:
     keys = shard.index()["key"].to_pylist()
     rows = shard.drawn(len(keys), job.seed)
     if rows is not None:
-        keys = drawn_keys(keys, rows, copy_numbers(rows))
+        keys = drawn_keys(keys, rows, earlier_occurrences(rows))
     return map(shard.sample_id, keys)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from energon_pack.dataset.files import LEDGER, value_at
+from energon_pack.dataset.files import LEDGER, nested_value
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import MANIFEST, REPORT
 from energon_pack.errors import quote
@@ -35,7 +35,7 @@ class Ledger:
         samples, alone, cut_off = [], [], []
         try:
             for number, entry in self._entries():
-                sample, reason = value_at(entry, "sample_id"), value_at(entry, "reason")
+                sample, reason = nested_value(entry, "sample_id"), nested_value(entry, "reason")
                 if not (isinstance(sample, str) and isinstance(reason, str) and reason in _REASONS):
                     self.defects.append(f"line {number} is no entry: sample_id {quote(sample)}, reason {quote(reason)}")
                     continue
@@ -61,7 +61,7 @@ class Ledger:
                     yield number, None
 
     def sample_ids(self) -> Iterator[str]:
-        yield from (str(value_at(entry, "sample_id")) for _, entry in self._entries())
+        yield from (str(nested_value(entry, "sample_id")) for _, entry in self._entries())
 
     def find_defects(self, packed: Hashes) -> Iterator[str]:
         """Yield the ledger's defects: broken lines, samples that are packed, too, and cut samples that are in no pack.
@@ -105,9 +105,9 @@ def check_totals(
         if report.get(name) != value
     )
     in_manifest: dict[str, Any] = {"num_packs": num_packs, "num_samples": num_parts, "num_tokens": num_tokens}
-    packing = value_at(manifest, "content", "packing")
-    in_manifest |= {name: value_at(packing, name) for name in ("max_token_len", "pad_to_multiple_of", "layout")}
-    in_manifest["mask"] = value_at(manifest, "content", "model", "mask")
+    packing = nested_value(manifest, "content", "packing")
+    in_manifest |= {name: nested_value(packing, name) for name in ("max_token_len", "pad_to_multiple_of", "layout")}
+    in_manifest["mask"] = nested_value(manifest, "content", "model", "mask")
     in_manifest["splits"] = counted.get("by_split", manifest.get("splits"))
     yield from (
         f"{MANIFEST} has {name}={quote(manifest.get(name))}, there is {quote(value)}"
@@ -115,9 +115,9 @@ def check_totals(
         if manifest.get(name) != value
     )
     media_types: Counter[str] = sum((shard.media_types for shard in shards), Counter())
-    by_media = value_at(report, "by_media")
+    by_media = nested_value(report, "by_media")
     for name in sorted({*media_types, *by_media}) if isinstance(by_media, dict) else ():
-        claimed = value_at(by_media, name, "packs") or 0
+        claimed = nested_value(by_media, name, "packs") or 0
         if claimed != media_types[name]:
             yield f"{REPORT} has {quote(claimed)} packs of {quote(name)}, there are {media_types[name]}"
 

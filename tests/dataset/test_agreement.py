@@ -14,7 +14,7 @@ import yaml
 from energon_pack import metadataset, order
 from energon_pack.dataset import agreement, encoder
 from energon_pack.dataset.encoder import pack_encoder
-from energon_pack.dataset.kept_inputs import kept_inputs
+from energon_pack.dataset.kept_inputs import read_kept_rules
 from energon_pack.dataset.manifest import hash_of
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
@@ -313,7 +313,7 @@ def test_the_same_transformers_compares_nothing(dataset: Path, monkeypatch: pyte
 
 def test_what_is_kept_stands_in_one_file(dataset: Path) -> None:
     """Packs, fingerprints and lengths do not depend on pixels."""
-    kept = kept_inputs(dataset).rules
+    kept = read_kept_rules(dataset).rules
     holding = [path.name for path in dataset.rglob("*") if path.is_file() and kept.pixels.encode() in path.read_bytes()]
     assert holding == ["inputs.json"]
     made = kept.made["video"]["second_per_grid_ts"]
@@ -324,7 +324,7 @@ def test_what_is_kept_stands_in_one_file(dataset: Path) -> None:
 @pytest.mark.parametrize("change_by", [-1e-4, 1e-4])
 def test_kept_figures_bear_what_two_kinds_of_cpus_differ_by(dataset: Path, change_by: float) -> None:
     """Single pixels of float resizes differ by 1.5e-4 of their range in 81 of 100 values."""
-    rules = kept_inputs(dataset).rules_with_own_processor
+    rules = read_kept_rules(dataset).rules_with_own_processor
     processor = full_processor(rules)
 
     class Noisy:
@@ -339,15 +339,15 @@ def test_kept_figures_bear_what_two_kinds_of_cpus_differ_by(dataset: Path, chang
                     output[name] = output[name] + 2 * change_by * noise
             return output
 
-    assert pixels.different_inputs(Noisy(), rules) == ""
-    assert pixels.inputs_made(Noisy(), rules) == rules.made
+    assert pixels.describe_input_difference(Noisy(), rules) == ""
+    assert pixels.trial_input_figures(Noisy(), rules) == rules.made
     other = replace(rules, call_settings={**rules.call_settings, "image": {"resample": 0}})
-    assert pixels.different_inputs(processor, other).startswith("pixel_values of images has")
+    assert pixels.describe_input_difference(processor, other).startswith("pixel_values of images has")
 
 
 def test_pixels_of_a_short_type_are_kept(dataset: Path) -> None:
     """Llama 4's processor makes them in bfloat16, which numpy has not: its packs ended in a TypeError."""
-    rules = kept_inputs(dataset).rules_with_own_processor
+    rules = read_kept_rules(dataset).rules_with_own_processor
     processor = full_processor(rules)
 
     class Short:
@@ -355,6 +355,6 @@ def test_pixels_of_a_short_type_are_kept(dataset: Path) -> None:
             made = processor(**arguments)
             return {name: one.bfloat16() if one.is_floating_point() else one for name, one in made.items()}
 
-    assert {name: one["shape"] for name, one in pixels.inputs_made(Short(), rules)["image"].items()} == {
+    assert {name: one["shape"] for name, one in pixels.trial_input_figures(Short(), rules)["image"].items()} == {
         name: one["shape"] for name, one in rules.made["image"].items()
     }

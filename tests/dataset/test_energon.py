@@ -28,7 +28,7 @@ from energon_pack.loading import cookers, make_sample_loader
 from energon_pack.loading.task_encoder import PackedTaskEncoder
 from energon_pack.pack import pack
 from energon_pack.samples.tokens import MemberTokens
-from energon_pack.samples.written_tokens import pack_tokens
+from energon_pack.samples.written_tokens import join_member_tokens
 from support.batches import same
 from support.corruptions import cut_tokens, flip_an_id
 from support.damage import Members, read_shard, write_shard
@@ -197,7 +197,7 @@ def test_a_missing_image_is_named_where_it_is_asked_for() -> None:
                 },
             }
         ),
-        "tokens": pack_tokens([MemberTokens(np.zeros(1, np.int64), [])]).to_bytes(),
+        "tokens": join_member_tokens([MemberTokens(np.zeros(1, np.int64), [])]).to_bytes(),
     }
     fields = make_sample_loader()(parts)
     (image,), (video,) = fields["images"][0], fields["videos"][0]

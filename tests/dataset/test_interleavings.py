@@ -30,7 +30,7 @@ from energon_pack.dataset.shards import WrittenPacks
 from energon_pack.dataset.tar_writer import size_of_finished_tar
 from energon_pack.errors import PackError
 from energon_pack.run import stores
-from energon_pack.run.stores.requests import Found, Objects
+from energon_pack.run.stores.requests import SizeAndVersion, StoreClient
 from support.interleaved import Stepper, World, every_order
 
 STEPPER = Stepper()
@@ -215,7 +215,7 @@ def _is_out_of_reach(function: str, args: tuple[Any, ...], kwargs: dict[str, Any
 # -------------------------------------------------------------------------------------------------------- a store
 
 
-class Store(Objects):
+class Store(StoreClient):
     """Objects with versions, as S3 has them: a write may hang on the version that is there, or on there being none.
 
     Each request is a step, but for one that directly follows a look at the marker: what this leaves is said in
@@ -239,21 +239,21 @@ class Store(Objects):
         STEPPER.saw(self.objects[key])
         return self.objects[key]
 
-    def find(self, key: str) -> Found:
+    def find(self, key: str) -> SizeAndVersion:
         self._begin("look" if key.endswith("/identity") else "find")
         data = self._data(key)
-        return Found(len(data), md5(data).hexdigest())
+        return SizeAndVersion(len(data), md5(data).hexdigest())
 
     def read(self, key: str, start: int, end: int) -> tuple[memoryview, str | None]:
         self._begin("look" if key.endswith("/identity") else "read", "look", "find")  # one look
         data = self._data(key)
         return memoryview(data[start:end]), md5(data).hexdigest()
 
-    def list_recursively(self, prefix: str) -> Iterator[tuple[str, Found]]:
+    def list_recursively(self, prefix: str) -> Iterator[tuple[str, SizeAndVersion]]:
         self._begin("list")
         names = sorted(key for key in self.objects if key.startswith(prefix))
         STEPPER.saw(tuple(names))
-        yield from ((key, Found(len(self.objects[key]), "")) for key in names)
+        yield from ((key, SizeAndVersion(len(self.objects[key]), "")) for key in names)
 
     def names(self, prefix: str) -> Iterator[str]:
         raise NotImplementedError
@@ -337,7 +337,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Store:
 
     one_pack = SimpleNamespace(read_row_group=lambda _: pa.table({"pack": ["a"]}))
     made = Store()
-    monkeypatch.setattr(stores, "objects_of", lambda _: made)
+    monkeypatch.setattr(stores, "client_of_profile", lambda _: made)
     monkeypatch.setattr(in_store, "pq", SimpleNamespace(ParquetFile=lambda _: one_pack))
     monkeypatch.setattr(in_store, "TarWriter", lambda fileno: SimpleNamespace(fileno=fileno))
     monkeypatch.setattr(in_store, "write_packs", write_packs)

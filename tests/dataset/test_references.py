@@ -24,7 +24,7 @@ from energon_pack.config import Flavor, Format, MediaIn, Overlong, PackConfig
 from energon_pack.dataset.damaged_shards import refuse_damaged_shards
 from energon_pack.dataset.manifest import read_manifest
 from energon_pack.dataset.pack_json import ShardWithReferencedMedia
-from energon_pack.dataset.source_media import DatasetMedia, source_root
+from energon_pack.dataset.source_media import ReferencedMediaReader, source_root
 from energon_pack.errors import PackError
 from energon_pack.loading import cookers
 from energon_pack.pack import pack
@@ -306,7 +306,7 @@ def test_lines_of_several_folders_have_one_root(config: Make, tmp_path: Path) ->
     (value,) = (json.loads(parts["json"]) for parts in samples(folder).values())
     assert sorted(value["media_refs"]) == [[["x/a/i.jpg"]] * 2, [["y/b/i.jpg"]] * 2]
     shutil.move(tmp_path / "source", tmp_path / "moved")
-    media = DatasetMedia(folder, str(tmp_path / "moved"))
+    media = ReferencedMediaReader(folder, str(tmp_path / "moved"))
     defects = found(folder)
     assert (defects.num_defects.total(), lines(defects).count("can't be read")) == (4, 4)
     name, size, checksum = value["_meta"]["media_parts"][0][0]
@@ -522,7 +522,7 @@ def test_places_behind_a_pack() -> None:
         def read(self, offset: int, size: int) -> bytes:
             return self[offset : offset + size]
 
-    class Media(DatasetMedia):
+    class Media(ReferencedMediaReader):
         def opened(self, reference: Reference) -> Data:
             return contents[reference.name]
 

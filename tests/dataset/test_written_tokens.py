@@ -16,24 +16,33 @@ import pyarrow.parquet as pq
 import pytest
 from megatron.energon.errors import FatalSampleError
 
-from energon_pack.config import Format, Mask, MediaIn, ModelConfig, OutputConfig, Overlong, PackConfig, Stage
+from energon_pack.config import (
+    AttentionMaskKind,
+    Format,
+    MediaIn,
+    ModelConfig,
+    OutputConfig,
+    Overlong,
+    PackConfig,
+    Stage,
+)
 from energon_pack.dataset.packing_template import load_template
 from energon_pack.errors import PackError
 from energon_pack.inspect.dataset import open_dataset
 from energon_pack.inspect.vocabulary import vocabulary_for
-from energon_pack.lengths.kept_tokens import KeptTokens, TokenWriter, remove_oldest
+from energon_pack.lengths.kept_tokens import KeptTokens, TokenWriter, trim_kept_tokens
 from energon_pack.lengths.measure import LengthsWrong
-from energon_pack.lengths.table_cache import RowRun, write_tables
+from energon_pack.lengths.table_cache import RowRun, write_cache_file
 from energon_pack.loading.task_encoder import PackedTaskEncoder, inputs_of
 from energon_pack.pack import pack
 from energon_pack.plan.settings import Share
 from energon_pack.report.views.spans import vocabulary_of
 from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.pack_tokens import members_of
-from energon_pack.samples.tokens import MemberTokens, SeenMedium, Step
+from energon_pack.samples.tokens import MediumInput, MemberTokens, PixelStep
 from energon_pack.samples.tokens_part import CHECKSUM_FIELD, PackTokens
-from energon_pack.samples.written_tokens import pack_tokens
-from energon_pack.templates.model_inputs import tokens_of_member
+from energon_pack.samples.written_tokens import join_member_tokens
+from energon_pack.templates.model_inputs import tokens_of_foreign_member
 from energon_pack.templates.template import Template
 from energon_pack.unpack import unpack
 from support import processors
@@ -98,7 +107,7 @@ def check_written(folder: Path, processor: Path) -> list[MemberTokens]:
     members = [member for sample in train(folder) for member in inputs_of(sample)]
     for member in members:
         assert member.tokens is not None
-        made = plain(replace(tokens_of_member(template, member), shared_len=member.shared.num_tokens))
+        made = plain(replace(tokens_of_foreign_member(template, member), shared_len=member.shared.num_tokens))
         assert made.ids.tolist() == member.tokens.ids.tolist()
         assert replace(made, ids=member.tokens.ids) == member.tokens
     return [member.tokens for member in members if member.tokens is not None]
@@ -138,7 +147,7 @@ def test_what_is_heard_is_written(cache: Path, tmp_path: Path) -> None:
     need_torchvision()
     folder = processors.qwen2_5_omni(tmp_path / "processor")
     run = PackConfig(ModelConfig("auto", "auto", processor=str(folder)), cache_dir=str(cache))
-    run.model.mask, run.model.add_special_tokens = Mask.positions, None
+    run.model.mask, run.model.add_special_tokens = AttentionMaskKind.positions, None
     run.source.path, run.source.format = str(write_lines(tmp_path / "source", HEARD)), Format.jsonl
     run.output.dir, run.output.name, run.packing.max_token_len = str(tmp_path), "packed", 2048
     run.executor.num_workers, run.measure.verify = 1, 1.0
@@ -170,7 +179,7 @@ def _measured_wrong(cache: Path) -> None:
     column = table.schema.get_field_index("token_len")
     table = table.set_column(column, table.schema.field(column), pa.array([lens[0] + 1, *lens[1:]], pa.int32()))
     path.unlink()
-    write_tables(path.parent, 0, table, [RowRun(*each) for each in json.loads(about[b"records"])])
+    write_cache_file(path.parent, 0, table, [RowRun(*each) for each in json.loads(about[b"records"])])
 
 
 @pytest.mark.parametrize("stages", [slow([Stage.all]), [Stage.plan, Stage.write]])
@@ -230,7 +239,9 @@ def test_tokens_that_measuring_made_are_written(
     there = {path.name: path.read_bytes() for path in packed(run).glob("*.tar")}
     with monkeypatch.context() as patch:
         patch.setattr(Template, "member_tokens", lambda *_: pytest.fail("a sample is tokenized again"))
-        patch.setattr("energon_pack.dataset.sources.read_text_only", lambda *_: pytest.fail("it is parsed again"))
+        patch.setattr(
+            "energon_pack.dataset.sources.read_without_opening_media", lambda *_: pytest.fail("it is parsed again")
+        )
         again = packed(run)
     assert {path.name: path.read_bytes() for path in again.glob("*.tar")} == there
     for path in (tmp_path / "cache").glob("lengths/*/*.tokens"):
@@ -250,10 +261,10 @@ def read_of(**fields: Any) -> ReadSample:
 
 def test_kept_tokens_are_those_of_their_sample_or_none(tmp_path: Path) -> None:
     """Of another sample, of a damaged file, or of one that is gone: nothing is found, and nothing wrong is written."""
-    frames = SeenMedium("video", 2, 9, 84, 56, (Step("resize", 56, 28),), (0, 7), 12.0, 2.5)
+    frames = MediumInput("video", 2, 9, 84, 56, (PixelStep("resize", 56, 28),), (0, 7), 12.0, 2.5)
     members = [
         MemberTokens(np.array([5, 70_000, 5, 6]), [(1, 3)], [], [], 0.25),
-        MemberTokens(np.array([1, 2, *[9] * 40, 3]), [(1, 2), (42, 43)], [0.5, 1.0], [frames, SeenMedium("image")]),
+        MemberTokens(np.array([1, 2, *[9] * 40, 3]), [(1, 2), (42, 43)], [0.5, 1.0], [frames, MediumInput("image")]),
         MemberTokens(np.zeros(0, np.int64), []),
     ]
     keeping = TokenWriter()
@@ -282,7 +293,7 @@ def test_the_oldest_tokens_go_where_a_cache_has_too_many(tmp_path: Path, monkeyp
         keeping.add(MemberTokens(np.array([day] * 3), []), read_of(), day)
         number = keeping.write(tmp_path / folder) >> 32
         os.utime(tmp_path / folder / f"{number:08x}.tokens", (day, day))
-        remove_oldest(tmp_path)
+        trim_kept_tokens(tmp_path)
     sizes = [(path.parent.name, path.stat().st_mtime) for path in tmp_path.glob("*/*.tokens")]
     assert sorted(sizes) == [("a", 2.0), ("b", 1.0)]
 
@@ -407,7 +418,7 @@ def test_what_is_shown_is_what_was_written(config: Make, demo: tuple[Path, Path]
     (tokens,) = members_of(PackTokens.from_bytes(written))
     ids = tokens.ids.copy()
     ids[tokens.supervised[0][0]] = ids[1]
-    changed = pack_tokens([replace(tokens, ids=ids)]).to_bytes()
+    changed = join_member_tokens([replace(tokens, ids=ids)]).to_bytes()
     value = json.loads(data)
     value["_meta"][CHECKSUM_FIELD] = crc32(changed)
     write_shard(shard, [(name, json.dumps(value).encode()), (of_tokens, changed)])

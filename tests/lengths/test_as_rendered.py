@@ -12,7 +12,7 @@ from tokenizers.processors import TemplateProcessing
 from energon_pack.config import PackConfig
 from energon_pack.lengths.index import index_shards
 from energon_pack.lengths.measure import measure_shards
-from energon_pack.lengths.method import Method, method_of_model
+from energon_pack.lengths.method import Method, build_method
 from energon_pack.lengths.table_cache import chunks_of_pieces
 from energon_pack.pack import pack
 from energon_pack.run.executors.local import LocalExecutor
@@ -21,12 +21,12 @@ from energon_pack.run.workshop import Workshop
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.templates.chat.jinja import environment
 from energon_pack.templates.full_processor import full_processor
-from energon_pack.templates.models import read_model
+from energon_pack.templates.models import read_model_node
 from energon_pack.templates.processor import (
     build_uncached_template,
+    lines_about_template,
     load_saved_template,
     prepare_template,
-    template_lines,
 )
 from energon_pack.templates.processor_inputs import full_processor_ids
 from energon_pack.templates.sample import Sample
@@ -60,7 +60,7 @@ def measure(source: Path, processor: Path, cache: Path) -> tuple[list[int], Meth
     with LocalExecutor(1) as executor:
         workshop = Workshop(executor, Progress(quiet=True), cache)
         settings = of_model("text", processor, chat_template=LOOKING)
-        method = method_of_model(settings, ReadSettings(), "auto", workshop)
+        method = build_method(settings, ReadSettings(), "auto", workshop)
         indexed = index_shards(find_shards(str(source)).shards, False, 0, workshop)
         measured = measure_shards(indexed, method, workshop)
         [chunk] = chunks_of_pieces(enumerate(item.pieces for item in measured))
@@ -149,7 +149,7 @@ def test_one_bos_is_what_gemma_3_is_given(real: Path, tmp_path: Path) -> None:
     """Two were, as a processor's plain call makes them; inference has the template's alone. `true` makes two."""
     processor = real / "processors" / "gemma3"
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    node = read_model("gemma3")
+    node = read_model_node("gemma3")
     for setting, num in ((node["add_special_tokens"], 1), (True, 2)):
         template = build_uncached_template(of_model("shapes", processor, add_special_tokens=setting))
         ids = template.encode(Sample(messages, [])).ids
@@ -177,7 +177,7 @@ def test_special_tokens_are_those_of_the_processors_own_call(demo: tuple[Path, P
         template = load_saved_template(saved)
         ids = template.encode(sample).ids
         assert ids == full_processor_ids(full_processor(template.spec.processor), template, sample, {})
-        return len(ids), [line for line in template_lines(saved) if "add_special_tokens" in line]
+        return len(ids), [line for line in lines_about_template(saved) if "add_special_tokens" in line]
 
     by_itself, _ = num_tokens("qwen_vl", None)
     assert num_tokens("qwen_vl", True) == (by_itself, [])
@@ -200,9 +200,7 @@ def test_what_a_template_would_read_of_a_record_is_named(demo: tuple[Path, Path]
     ):
         with LocalExecutor(1) as executor:
             workshop = Workshop(executor, Progress(quiet=True), cache)
-            method = method_of_model(
-                of_model("text", demo[1], chat_template=template), ReadSettings(), "auto", workshop
-            )
+            method = build_method(of_model("text", demo[1], chat_template=template), ReadSettings(), "auto", workshop)
             measured = measure_shards(
                 index_shards(find_shards(str(source)).shards, False, 0, workshop), method, workshop
             )

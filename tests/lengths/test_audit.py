@@ -17,8 +17,8 @@ import pytest
 
 from energon_pack.config import PackConfig
 from energon_pack.lengths.audit import (
-    Audit,
     AuditJob,
+    AuditResult,
     StartedAudit,
     audit,
     draw,
@@ -69,7 +69,7 @@ def job_of(measured: list[MeasuredShard], method: Method, share: float = 0.05) -
 
 
 def test_right_lengths_pass(measured: tuple[list[MeasuredShard], Method]) -> None:
-    assert audit(job_of(*measured)) == Audit(16, 0)
+    assert audit(job_of(*measured)) == AuditResult(16, 0)
 
 
 def test_one_wrong_length_stops_the_run(measured: tuple[list[MeasuredShard], Method], tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_one_wrong_length_stops_the_run(measured: tuple[list[MeasuredShard], Met
     found = audit(job)
     assert f"has {lens[rows[-1]] + 1} tokens in the full processor, {lens[rows[-1]]} as measured" in found.difference
 
-    running: Future[Audit] = Future()
+    running: Future[AuditResult] = Future()
     running.set_result(found)
     with pytest.raises(LengthsWrong, match=r"measure\.verify: .* as measured, by model\.template=qwen_vl"):
         finish(StartedAudit(method, tmp_path / "kept", running), Workshop(LocalExecutor(), Progress(), tmp_path))
@@ -96,8 +96,8 @@ def test_lengths_that_are_wrong_are_forgotten(
 ) -> None:
     """Else the next run would take them from the cache."""
     run = config(cache_dir=str(tmp_path / "new"), measure__verify=0.01)
-    running: Future[Audit] = Future()
-    running.set_result(Audit(0, 0, "", "x has 2 tokens in the full processor, 1 as measured"))
+    running: Future[AuditResult] = Future()
+    running.set_result(AuditResult(0, 0, "", "x has 2 tokens in the full processor, 1 as measured"))
     with monkeypatch.context() as patch:
         patch.setattr(
             PIPELINE.audit, "start", lambda shards, method, *_: StartedAudit(method, tmp_path / "kept", running)
@@ -146,8 +146,8 @@ def test_a_sweep_asks_the_full_processor_once(
         assert not other.exists(), "lengths of several sources lie in one file: their results are apart"
         for kept in Path(method.template_folder).glob("audit-*"):
             kept.unlink()
-        running: Future[Audit] = Future()
-        running.set_result(Audit(3, 0, num_undecodable=1))
+        running: Future[AuditResult] = Future()
+        running.set_result(AuditResult(3, 0, num_undecodable=1))
         finish(replace(start(shards, method, 0.05, 0, workshop), future=running), workshop)
         assert not list(Path(method.template_folder).glob("audit-*"))
     assert (first.num_checked, first.num_unchecked, first.note) == (5, 11, "no torchvision")
@@ -175,7 +175,7 @@ def test_what_one_process_can_not_do_is_dealt(
         monkeypatch.setattr("energon_pack.lengths.audit._JOB_SAMPLES", 5)
         dealt = start(shards, method, 0.05, 0, workshop)
         assert (len(whole.other_jobs), len(dealt.other_jobs)) == (0, 2)
-        assert finish(dealt, workshop) == finish(whole, workshop) == Audit(16, 0)
+        assert finish(dealt, workshop) == finish(whole, workshop) == AuditResult(16, 0)
         monkeypatch.setattr(Template, "tokens_of", lambda *_: TWO)
         with pytest.raises(LengthsWrong, match="other tokens: "):
             finish(dealt, workshop)
@@ -202,8 +202,8 @@ def test_what_could_not_be_verified_is_one_short_line() -> None:
         "\nQwen2VLVideoProcessor requires the Torchvision library but it was not found in your environment. Check out "
         "the instructions on the\ninstallation page: https://pytorch.org/get-started/locally/ and follow the ones that"
     )
-    assert Audit(2, 1, missing_package_text(error)).lines() == [
+    assert AuditResult(2, 1, missing_package_text(error)).lines() == [
         "verified: 2 samples in the full processor, none differs",
         "not verified: 1 sample with media: the full processor needs torchvision (pip install torchvision)",
     ]
-    assert Audit(0, 0).lines() == []
+    assert AuditResult(0, 0).lines() == []

@@ -39,7 +39,7 @@ def test_ten_samples_for_two_ranks_by_head() -> None:
     """One window, four batches in two steps: sizes differ by one, and each step has neighbours in length."""
     lens = np.array([5, 90, 6, 80, 7, 70, 8, 60, 9, 50])
     groups = group_by_length(lens, 2, 3, None, window=100, seed=0)
-    batches = [sorted(lens[groups.samples_of_batch(place)].tolist()) for place in range(4)]
+    batches = [sorted(lens[groups.samples_at_order_index(place)].tolist()) for place in range(4)]
     assert sorted(batches) == [[5, 6], [7, 8, 9], [50, 60], [70, 80, 90]]
     assert sorted([sorted(groups.order[:2]), sorted(groups.order[2:])]) == [[0, 1], [2, 3]]
     assert padding(lens, groups) == pytest.approx(1 - lens.sum() / (2 * 6 + 3 * 9 + 2 * 60 + 3 * 90))
@@ -49,13 +49,13 @@ def test_a_limit_of_tokens_counts_padding_by_head() -> None:
     """12 tokens: 3 × 4, 2 × 6 and one of 12; a batch is halved for the rank that would have none."""
     lens = np.array([4, 3, 4, 6, 6, 12])
     groups = group_by_length(lens, 1, None, 12, window=100, seed=0)
-    assert sorted(sorted(lens[groups.samples_of_batch(place)].tolist()) for place in range(3)) == [
+    assert sorted(sorted(lens[groups.samples_at_order_index(place)].tolist()) for place in range(3)) == [
         [3, 4, 4],
         [6, 6],
         [12],
     ]
     halved = group_by_length(lens, 2, None, 12, window=100, seed=0)
-    assert sorted(sorted(lens[halved.samples_of_batch(place)].tolist()) for place in range(4)) == [
+    assert sorted(sorted(lens[halved.samples_at_order_index(place)].tolist()) for place in range(4)) == [
         [3],
         [4, 4],
         [6, 6],
@@ -77,7 +77,7 @@ def test_each_sample_once_and_each_rank_as_many_batches(
     """A lost sample would go unnoticed, and ranks with different numbers of steps would hang."""
     array = np.array(lens)
     groups = group_by_length(array, ranks, None if tokens else size, tokens, window, seed)
-    batches = [groups.samples_of_batch(place).tolist() for place in range(len(groups.order))]
+    batches = [groups.samples_at_order_index(place).tolist() for place in range(len(groups.order))]
     assert sorted(flat(batches)) == list(range(len(lens)))
     assert len(batches) % ranks == 0 or all(len(batch) == 1 for batch in batches)
     for batch in batches:
@@ -90,9 +90,9 @@ def test_like_lengths_meet_and_steps_come_in_random_order(limits: tuple[int | No
     """Padding is small; neither short nor long samples come first."""
     groups = group_by_length(LENS, 2, *limits, window=500, seed=0)
     assert padding(LENS, groups) < 0.1 < 0.3 < padding(LENS, group_by_length(LENS, 2, *limits, window=1, seed=0))
-    of_ranks = np.array([LENS[groups.samples_of_batch(place)].max() for place in range(len(groups.order))]).reshape(
-        -1, 2
-    )
+    of_ranks = np.array(
+        [LENS[groups.samples_at_order_index(place)].max() for place in range(len(groups.order))]
+    ).reshape(-1, 2)
     longest = of_ranks[:, 0]
     quarter = len(longest) // 4
     assert 0.5 < longest[:quarter].mean() / longest.mean() < 2

@@ -155,7 +155,7 @@ def test_each_pair_of_a_stream_is_in_one_pack_or_counted(config: Config, share: 
     assert sum(each["tokens"] for each in told) == sum(batch["num_tokens"] for batch in batches)
     assert sum(each["tokens"] for each in told) == lazy.lens(0).sum()
     for batch in batches:
-        assert batch["num_tokens"] <= (400 if len(batch["sample_ids"][0]) > 2 else run.packing.longest_sample[1])
+        assert batch["num_tokens"] <= (400 if len(batch["sample_ids"][0]) > 2 else run.packing.sample_token_limit[1])
         assert batch["preference_pairs"].flatten().tolist() == [*range(len(batch["sample_ids"][0]))]
 
 

@@ -109,7 +109,7 @@ def test_what_can_not_be_is_refused_before_anything_is_measured(
     config: PackConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """-1 would leave out a pack in silence, a split would be of nothing; an unwritable cache ends in a traceback."""
-    monkeypatch.setattr(preparing, "measure_uncached_samples", None)
+    monkeypatch.setattr(preparing, "measure_user_samples", None)
     for number in (0, -1):
         with pytest.raises(PackError, match=f"max_packs={number}: at least 1"):
             LazyPackedDataset(config, [asked(1)], max_packs=number)

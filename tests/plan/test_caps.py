@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from energon_pack.config import PackConfig, Stage
 from energon_pack.lengths.schema import LENGTHS_SCHEMA
 from energon_pack.pack import pack
-from energon_pack.plan.caps import CAPS, COLUMNS, costs, exceeded_limits
+from energon_pack.plan.caps import CAPS, COLUMNS, costs_and_limits, exceeded_limits
 from energon_pack.plan.overlong import cut_settings
 from energon_pack.plan.settings import GroupBy, Layout, Overlong, PackingConfig
 from energon_pack.run.plain_data import plain
@@ -77,7 +77,7 @@ def test_all_who_ask_are_told_the_same(members: Members, caps: tuple[int | None,
     packing = PackingConfig(max_token_len=30, pad_to_multiple_of=multiple, **given)
     columns = ("token_len", "num_images", "num_visual_tokens", "num_audios", "num_audio_tokens")
     counts = {name: np.array(values) for name, values in zip(columns, zip(*members, strict=True), strict=True)}
-    values, limits = costs(counts, packing)
+    values, limits = costs_and_limits(counts, packing)
     for member, of_member in zip(members, values.T, strict=True):
         alone = exceeded_limits(dict(zip(columns, member, strict=True)), packing)
         assert alone == verified([member], packing)

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_pack.plan.existing_packs import plan_of_epoch
+from energon_pack.plan.existing_packs import exchange_members_for_epoch
 from energon_pack.plan.items import Items
 from energon_pack.plan.packs import PackPlan, select_packs, split_of_packs
 from energon_pack.plan.plan import plan_packs
@@ -33,7 +33,10 @@ def made(samples: Sequence[tuple[int, ...]], **settings: Any) -> tuple[Items, Pa
 def test_an_epoch_to_check_by_head() -> None:
     """Packs of 6 + 4, twice, and one of 9: sixes change places with sixes, fours with fours; the nine stays alone."""
     some, packing, plan = made([(n, 0, 0, 0, 0, 0, 0) for n in (6, 4, 9, 6, 4)], max_token_len=10)
-    mates = {frozenset(map(frozenset, packs(plan_of_epoch(plan, some, packing, 0, epoch)))) for epoch in range(40)}
+    mates = {
+        frozenset(map(frozenset, packs(exchange_members_for_epoch(plan, some, packing, 0, epoch))))
+        for epoch in range(40)
+    }
     assert mates == {
         frozenset({frozenset([0, 1]), frozenset([3, 4]), frozenset([2])}),
         frozenset({frozenset([0, 4]), frozenset([3, 1]), frozenset([2])}),
@@ -64,7 +67,7 @@ def test_no_limit_is_broken_in_a_later_epoch(
     )
     if max_packs is not None:
         plan = select_packs(plan, [np.arange(min(max_packs, plan.num_packs))])
-    other = plan_of_epoch(plan, some, packing, seed, epoch)
+    other = exchange_members_for_epoch(plan, some, packing, seed, epoch)
     assert sorted(other.items) == sorted(plan.items)
     lens = -(-some.lens // multiple) * multiple
     assert Counter(other.per_pack(lens)) == Counter(plan.per_pack(lens))
@@ -91,5 +94,5 @@ def test_every_pack_of_a_later_epoch_has_its_image(samples: list[tuple[int, int]
     without = [(length, number, 0, 0, 0, 0, 0) for length, number in samples]
     settings = {"max_token_len": 8, "group_by": GroupBy.none, "need_image": True}
     some, packing, plan = made(with_image + without, **settings)
-    other = plan_of_epoch(plan, some, packing, 0, epoch)
+    other = exchange_members_for_epoch(plan, some, packing, 0, epoch)
     assert all(some.counts["num_images"][pack].any() for pack in packs(other))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_pack.plan.even_steps import deal_evenly, order_for_steps
-from energon_pack.plan.similar_packs import mend_steps, sort_by_cost
+from energon_pack.plan.similar_packs import even_out_trained_tokens, put_alike_costs_together
 from energon_pack.run.seeded_random import Ints
 from energon_pack.steps.evenness import evenness_figures
 from energon_pack.steps.topology import Topology, reading_order
@@ -50,16 +50,19 @@ def max_over_mean(costs: Costs, steps: Ints) -> list[float]:
 def test_like_packs_by_head() -> None:
     """Pairs of the same cost lie together, whether they differ in one cost or the other."""
     costs = np.array([[1, 1, 5, 5, 1, 1, 5, 5], [2, 9, 2, 9, 2, 9, 2, 9]], float)
-    pairs = sort_by_cost(costs, np.arange(8), 2).reshape(-1, 2).tolist()
+    pairs = put_alike_costs_together(costs, np.arange(8), 2).reshape(-1, 2).tolist()
     assert sorted(map(sorted, pairs)) == [[0, 4], [1, 5], [2, 6], [3, 7]]
 
 
 def test_a_trade_by_head() -> None:
     """By cost alone 8 9 | 1 2 train on 2 and 6: the cheapest of the dear goes for what trains on most."""
     costs, trained = np.array([[1.0, 2.0, 8.0, 9.0]]), np.array([1.4, 1.6, 0.4, 0.6])
-    assert sort_by_cost(costs, np.arange(4), 2, trained=trained).tolist() == [0, 1, 2, 3]
-    assert sort_by_cost(costs, np.arange(4), 2, trained=trained, most_off=0.5).tolist() == [0, 1, 2, 3]
-    assert sorted(sort_by_cost(costs, np.arange(4), 2, trained=trained, most_off=0.2)[:2].tolist()) == [0, 2]
+    assert put_alike_costs_together(costs, np.arange(4), 2, trained=trained).tolist() == [0, 1, 2, 3]
+    assert put_alike_costs_together(costs, np.arange(4), 2, trained=trained, most_off=0.5).tolist() == [0, 1, 2, 3]
+    assert sorted(put_alike_costs_together(costs, np.arange(4), 2, trained=trained, most_off=0.2)[:2].tolist()) == [
+        0,
+        2,
+    ]
 
 
 def test_sums_by_head() -> None:
@@ -157,5 +160,14 @@ def test_one_swap_mends_a_step_by_head() -> None:
     """The first of 8 steps trains on 18, the mean is 9.25: a 9 is swapped for a 4 of the step with equal cost."""
     trained, costs = np.array([9, 9, *[4] * 14]), np.ones((1, 16))
     costs[0, [0, 1, 6, 7]] = 5
-    assert mend_steps(costs, trained, np.arange(16), 2, 0.5).tolist() == [6, 1, 2, 3, 4, 5, 0, *range(7, 16)]
-    assert mend_steps(costs, trained, np.arange(16), 2, 2.0).tolist() == [*range(16)]
+    assert even_out_trained_tokens(costs, trained, np.arange(16), 2, 0.5).tolist() == [
+        6,
+        1,
+        2,
+        3,
+        4,
+        5,
+        0,
+        *range(7, 16),
+    ]
+    assert even_out_trained_tokens(costs, trained, np.arange(16), 2, 2.0).tolist() == [*range(16)]

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_pack.plan.items import Items
-from energon_pack.plan.pack_order import order_packs, similarity_codes
+from energon_pack.plan.pack_order import mix_packs_evenly, similarity_codes
 from energon_pack.plan.packs import split_of_packs
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import GroupBy, PackingConfig
@@ -33,7 +33,7 @@ def features(num: int = 8000, seed: int = 0) -> dict[str, np.ndarray]:
 
 def ordered(values: dict[str, np.ndarray], seed: int = 0) -> np.ndarray:
     features = [values["cost"], values["visual"], values["members"]]
-    return order_packs(features, values["kind"], seed)
+    return mix_packs_evenly(features, values["kind"], seed)
 
 
 def unevenness(values: np.ndarray, order: np.ndarray, num_stretches: int = 32) -> float:
@@ -66,7 +66,7 @@ def test_every_stretch_has_the_shares_of_a_mixture() -> None:
     amounts = rng.gamma(2, 60, (8000, 5)) * [0.4, 0.3, 0.15, 0.1, 0.05]
     amounts[np.arange(8000), rng.choice(5, 8000, p=[0.4, 0.3, 0.15, 0.1, 0.05])] += rng.gamma(3, 150, 8000)
     columns = [values["cost"], values["visual"], values["members"]]
-    plain, mixed = order_packs(columns, values["kind"]), order_packs(columns, values["kind"], amounts=amounts)
+    plain, mixed = mix_packs_evenly(columns, values["kind"]), mix_packs_evenly(columns, values["kind"], amounts=amounts)
     assert sorted(mixed.tolist()) == list(range(8000))
     assert shares_off(amounts, mixed, 80) < 0.01 < 0.02 < shares_off(amounts, plain, 80)
     assert shares_off(amounts, mixed, 800) < 0.002
@@ -77,7 +77,7 @@ def test_every_stretch_has_the_shares_of_a_mixture() -> None:
 def test_an_order_with_amounts_has_each_pack_once() -> None:
     for num in (1, 2, 3, 63, 64, 65, 4095, 4097):
         amounts = np.random.default_rng(num).random((num, 3))
-        order = order_packs([np.arange(num)], np.zeros(num, np.int64), 1, amounts)
+        order = mix_packs_evenly([np.arange(num)], np.zeros(num, np.int64), 1, amounts)
         assert sorted(order.tolist()) == list(range(num))
 
 
@@ -100,7 +100,7 @@ def test_training_has_no_curriculum() -> None:
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 99)), max_size=60))
 def test_every_pack_has_one_place(packs: list[tuple[int, int]]) -> None:
     group, cost = (np.array([pack[i] for pack in packs], np.int64) for i in range(2))
-    order = order_packs([cost], group)
+    order = mix_packs_evenly([cost], group)
     assert sorted(order.tolist()) == list(range(len(packs)))
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from energon_pack.errors import PackError
 from energon_pack.plan.distributions import Tally
 from energon_pack.plan.packs import LEFT_OUT, PackPlan
-from energon_pack.plan.plan import num_packs_without_window, plan_packs
+from energon_pack.plan.plan import count_packs_if_no_window, plan_packs
 from energon_pack.plan.settings import GroupBy, Overlong, PackingConfig
 from energon_pack.plan.shard_plan import shard_bounds
 from energon_pack.samples.media.kinds import MEDIA_TYPES
@@ -123,7 +123,7 @@ def test_datasets_and_windows_are_kept_apart() -> None:
     in_windows = packs(plan_packs(some, PackingConfig(max_token_len=10, group_by=GroupBy.none, window=2)))
     assert [i // 4 for pack in in_windows for i in pack] in ([0] * 4 + [1] * 4, [1] * 4 + [0] * 4)
     assert len(packs(plan_packs(some, PackingConfig(max_token_len=10, window=1)))) == 8
-    assert num_packs_without_window(some, PackingConfig(max_token_len=10, window=1), 0) == 4
+    assert count_packs_if_no_window(some, PackingConfig(max_token_len=10, window=1), 0) == 4
 
 
 def test_overlong_items_may_have_packs_of_their_own() -> None:

@@ -24,7 +24,7 @@ from energon_pack.online.stream_packs import Draws, OnlinePacks, StreamCounters
 from energon_pack.online.streaming import StreamingPackedDataset
 from energon_pack.plan import caps
 from energon_pack.plan.epoch_draws import apply_epochs_and_mixture
-from energon_pack.plan.existing_packs import plan_of_epoch
+from energon_pack.plan.existing_packs import exchange_members_for_epoch
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.packs import PackPlan
 from energon_pack.plan.pairs import fitting_pairs
@@ -35,7 +35,7 @@ from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.progress import Progress
 from energon_pack.samples.settings import Take
 from energon_pack.stages.measuring import Measured, index_source, measure_source, prepare_method
-from energon_pack.stages.places import find_places
+from energon_pack.stages.places import prepare_places
 from energon_pack.steps.position import Position
 from energon_pack.steps.topology import Topology
 from energon_pack.verify import Options, verify
@@ -73,7 +73,7 @@ def all_measured(
         config.source = replace(config.source, take=Take.both)
         config.output.splits.val = 0.2
         with LocalExecutor(1) as executor:
-            places = find_places(config)
+            places = prepare_places(config)
             source, workshop = places.source, places.workshop(executor, Progress())
             settings = StageSettings.of(config, source, places.processor)
             method = prepare_method(settings.method, workshop)
@@ -128,7 +128,10 @@ def test_no_pair_is_torn(
         assert max(Counter(entry["sample_id"] for entry in left_out).values(), default=1) == 1
         assert not any("@" in entry["sample_id"] for entry in left_out)
     if packing.epochs == 1:  # as a lazy dataset has it
-        assert check_plan(lengths, plan_of_epoch(plan, lengths.items, packing, seed, epoch, 2), packing) == first
+        assert (
+            check_plan(lengths, exchange_members_for_epoch(plan, lengths.items, packing, seed, epoch, 2), packing)
+            == first
+        )
 
 
 def check_plan(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> set[int]:
@@ -141,7 +144,7 @@ def check_plan(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> set[
         assert (np.diff(members)[::2] > 0).all()  # the chosen one first
         packs_of.update(whole[::2].tolist())
         num = int(lengths.items.lens[members].sum())
-        assert num <= packing.max_token_len or (len(members) == 2 and num <= packing.longest_sample[1])
+        assert num <= packing.max_token_len or (len(members) == 2 and num <= packing.sample_token_limit[1])
         assert len({*lengths.items.split[members].tolist()}) == 1
         turn = lengths.items.turn
         assert turn is None or len({*turn[members].tolist()}) == 1
@@ -189,7 +192,7 @@ def test_no_pair_of_a_stream_is_torn(
             seen.update(sample.name[:2] for sample in waiting)
             sums = np.array([sample.costs for sample in waiting]).sum(axis=0)
             limits = np.array([limit for _, limit in caps.limits(packing)])
-            limits[0] = packing.longest_sample[1] if len(waiting) == 1 else limits[0]
+            limits[0] = packing.sample_token_limit[1] if len(waiting) == 1 else limits[0]
             assert (sums <= limits).all()
             for chosen, rejected, *shared in (sample.name[3:] for sample in waiting):
                 assert 0 <= shared[0] < min(chosen, rejected)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import strategies as st
 
 from energon_pack.online.stream_packs import Draw, Draws, permuted_number
-from energon_pack.plan.pool import Pool, WaitingSample, costs_of, fullest_pack
+from energon_pack.plan.pool import Pool, WaitingSample, costs_of_sample, fill_pack_from_first
 from energon_pack.plan.settings import Overlong, PackingConfig
 from energon_pack.steps.position import Position, numbers_taken_together
 
@@ -25,7 +25,7 @@ def packs_of(pool: Pool, samples: Sequence[tuple[Any, tuple[int, ...], str]]) ->
     """All packs of some samples that come one after the other."""
     for sample in samples:
         pool.add(*sample)
-        while not pool.num_missing:
+        while not pool.num_to_add:
             yield pool.take()
     pool.plan_rest()
     while len(pool):
@@ -43,13 +43,13 @@ def packs_of(pool: Pool, samples: Sequence[tuple[Any, tuple[int, ...], str]]) ->
     ],
 )
 def test_the_fullest_pack_to_check_by_head(lens: list[int], room: int, chosen: list[int]) -> None:
-    assert fullest_pack([(length,) for length in lens], (room,)) == chosen
+    assert fill_pack_from_first([(length,) for length in lens], (room,)) == chosen
 
 
 def test_a_cap_that_the_fullest_choice_breaks_is_kept_by_another() -> None:
     """Two images are too many: of 4 + 6 tokens with three, and 4 + 5 with one, the latter is a pack."""
-    assert fullest_pack([(4, 1), (6, 2), (5, 0)], (10, 1)) == [0, 2]
-    assert fullest_pack([(4, 0), (2, 1), (3, 1), (4, 1)], (10, 1)) == [0, 3], "the frugal one, not the earlier"
+    assert fill_pack_from_first([(4, 1), (6, 2), (5, 0)], (10, 1)) == [0, 2]
+    assert fill_pack_from_first([(4, 0), (2, 1), (3, 1), (4, 1)], (10, 1)) == [0, 3], "the frugal one, not the earlier"
 
 
 @hypothesis.given(st.lists(st.integers(1, 12), min_size=1, max_size=8), st.integers(12, 30))
@@ -61,7 +61,7 @@ def test_no_choice_is_fuller(lens: list[int], room: int) -> None:
         for rest in combinations(lens[1:], number)
         if sum(some := (lens[0], *rest)) <= room
     )
-    assert sum(lens[i] for i in fullest_pack([(length,) for length in lens], (room,))) == best
+    assert sum(lens[i] for i in fill_pack_from_first([(length,) for length in lens], (room,))) == best
 
 
 COUNTS = st.tuples(st.integers(1, 30), st.integers(0, 3), st.integers(0, 20), st.sampled_from("ab"))
@@ -82,7 +82,7 @@ def test_every_sample_is_in_one_pack_that_breaks_no_limit(
     )
     columns = ("token_len", "num_images", "num_visual_tokens")
     samples = [
-        (number, costs_of(dict(zip(columns, counts, strict=True)), packing), group)
+        (number, costs_of_sample(dict(zip(columns, counts, strict=True)), packing), group)
         for number, (*counts, group) in enumerate(drawn)
     ]
     pool = Pool(packing, buffer_size)
@@ -111,7 +111,7 @@ def test_a_pool_goes_on_from_its_state_and_nobody_waits_for_ever(
     for number, (length, group) in enumerate(drawn):
         pool.add(number, (length,), group)
         most_waiting = max(most_waiting, len(pool))
-        while not pool.num_missing:
+        while not pool.num_to_add:
             pool, before = Pool(packing, buffer_size), pool
             pool.load(json.loads(json.dumps(before.state())))
             assert pool.take() == before.take()

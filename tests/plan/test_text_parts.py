@@ -19,7 +19,7 @@ from energon_pack.errors import SamplesLost
 from energon_pack.loading.task_encoder import PackedTaskEncoder, inputs_of
 from energon_pack.online.lazy import LazyPackedDataset
 from energon_pack.pack import pack
-from energon_pack.plan.overlong import most_tokens, part_edges
+from energon_pack.plan.overlong import max_text_tokens, part_edges
 from energon_pack.plan.settings import Layout, PackingConfig
 from energon_pack.samples.documents import document_of
 from energon_pack.samples.options import options_of
@@ -65,8 +65,8 @@ def test_parts_are_all_tokens_and_fit(widths: list[int], most: int) -> None:
 
 
 def test_a_part_fills_a_pack_up_to_every_limit() -> None:
-    assert most_tokens(PackingConfig(max_token_len=64, pad_to_multiple_of=8)) == 64
-    assert most_tokens(PackingConfig(max_token_len=64, max_attention_cost=1000)) == 31  # 31² < 1000 < 32²
+    assert max_text_tokens(PackingConfig(max_token_len=64, pad_to_multiple_of=8)) == 64
+    assert max_text_tokens(PackingConfig(max_token_len=64, max_attention_cost=1000)) == 31  # 31² < 1000 < 32²
 
 
 def write(path: Path, *records: dict[str, Any]) -> Path:

@@ -26,7 +26,7 @@ from energon_pack.report.views.view import PackPlace, PackView, Span, thumbnail
 from energon_pack.samples.flavors import DEFAULT_FLAVOR
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.tokens import MemberTokens
-from energon_pack.samples.written_tokens import pack_tokens
+from energon_pack.samples.written_tokens import join_member_tokens
 from energon_pack.sources.storage import InMemory, open_file
 from energon_pack.sources.tar import TarScan
 from energon_pack.templates.sample import Sample
@@ -148,7 +148,7 @@ def tokens_of(value: Any, template: Template) -> bytes:
     made: list[MemberTokens] = []
     for own, names in zip(value["messages"], value["media_files"], strict=True):
         made += template.member_tokens([Sample(own["messages"], [Media("image", 56, 56) for _ in names])])
-    return pack_tokens(made).to_bytes()
+    return join_member_tokens(made).to_bytes()
 
 
 def member(*texts: str) -> dict[str, Any]:

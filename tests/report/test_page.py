@@ -20,7 +20,7 @@ from energon_pack.plan.items import Items
 from energon_pack.plan.packs import PackPlan
 from energon_pack.plan.report import RunFacts
 from energon_pack.report.example_packs import packs_to_look_at
-from energon_pack.report.figures import Origin
+from energon_pack.report.figures import FolderOutcome
 from energon_pack.report.page import PageFacts, run_page
 from energon_pack.report.pages.bars import log_histogram
 from energon_pack.report.pages.html import Html
@@ -138,7 +138,7 @@ def worst() -> tuple[Any, PageFacts]:
             "flops": flops,
         },
         batch_shapes=(9000, 16),
-        origins=[Origin(text, 1000, 800, 100, 5)] * 500,
+        origins=[FolderOutcome(text, 1000, 800, 100, 5)] * 500,
         examples={reason: [{**entry, "reason": reason}] * 3 for reason in reasons},
     )
     names = ("processor", "lengths", "plan", "write", "verify", "check")

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from energon_pack.plan.note_counts import NAME_LISTS, NOTES
-from energon_pack.plan.pack_lengths import Choice
+from energon_pack.plan.pack_lengths import TriedLength
 from energon_pack.plan.report import MediaFigures
 from energon_pack.report.data_rules import _REMEDIES
-from energon_pack.report.figures import Figures, LengthTrials, Origin, OverlongFacts, SourceMedium
+from energon_pack.report.figures import Figures, FolderOutcome, LengthTrials, OverlongFacts, SourceMedium
 from energon_pack.report.images import ImagesAtTokenBounds
 from energon_pack.report.remark import Grade
 from energon_pack.report.remarks import remarks
@@ -26,7 +26,7 @@ NONE = {
         {"untrained": 1, "num_duplicates": 10, "images": ImagesAtTokenBounds(4, 16384, 1000, 300, 300)},
         report=overlong(1, 9000),
         overlong_facts=OverlongFacts("image"),
-        origins=[Origin("a", 900, 0, 0, 9), Origin("b", 100, 40, 0, 1)],
+        origins=[FolderOutcome("a", 900, 0, 0, 9), FolderOutcome("b", 100, 40, 0, 1)],
     ),
     # four full ones and a third: no plan does better
     "a last pack that is not full": figures(report={"by_media": {"image": MediaFigures(1000, 1000, 5, 1, 0.86)}}),
@@ -57,7 +57,7 @@ CASES: dict[str, tuple[Figures, tuple[str, str]]] = {
         ("note", "all samples are text alone"),
     ),
     "a folder that is lost": (
-        figures(origins=[Origin("a", 900, 0, 0, 9), Origin("b", 100, 60, 20, 1)]),
+        figures(origins=[FolderOutcome("a", 900, 0, 0, 9), FolderOutcome("b", 100, 60, 20, 1)]),
         ("look", "80 of 100 samples (80%) of b are in no pack"),
     ),
     "overlong samples": (
@@ -174,7 +174,9 @@ def test_what_is_wrong_comes_first() -> None:
 
 
 def test_a_length_that_would_do_is_named() -> None:
-    longer = LengthTrials([Choice(8192, 30, 0.03, 0.15, 128, 0.95), Choice(32768, 0, 0.0, 0.0, 40, 0.96)], 1000, 1000)
+    longer = LengthTrials(
+        [TriedLength(8192, 30, 0.03, 0.15, 128, 0.95), TriedLength(32768, 0, 0.0, 0.0, 40, 0.96)], 1000, 1000
+    )
     (remark,) = remarks(
         figures(report=overlong(30, 150_000), overlong_facts=OverlongFacts("image"), length_trials=longer)
     )

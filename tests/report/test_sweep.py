@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.report.sweep import BEST_RULE, read_sweep
-from energon_pack.report.sweep_folder import SweepFolder, SweepJobFile
+from energon_pack.report.sweep_folder import SweepFolderCallback, SweepJobFile
 from energon_pack.report.sweep_page import sweep_html, write_sweep
 from support.html_page import check_page
 
@@ -183,7 +183,7 @@ def test_a_sweep_shows_no_job_of_the_one_before(tmp_path: Path) -> None:
         leave(tmp_path, number, [f"seed={number}"], outcome())
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ENERGON_PACK_SWEEP", "")  # as it was, when the test is over
-        SweepFolder().on_multirun_start(OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}}))
+        SweepFolderCallback().on_multirun_start(OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}}))
     leave(tmp_path, 0, ["seed=7"], outcome())
     assert [row.number for row in read_sweep(tmp_path).rows] == [0]
 

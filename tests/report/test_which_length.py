@@ -9,7 +9,7 @@ import pytest
 
 from energon_pack.plan import caps
 from energon_pack.plan.items import Items, Lengths
-from energon_pack.plan.pack_lengths import Choice
+from energon_pack.plan.pack_lengths import TriedLength
 from energon_pack.plan.settings import Algorithm, PackingConfig
 from energon_pack.report.images import advise_to_shrink, count_images_at_token_bounds
 from energon_pack.report.which_length import (
@@ -24,8 +24,8 @@ from energon_pack.templates.families.qwen_vl import QwenVL
 from energon_pack.templates.families.rules import MediaRules, ProcessorSettings
 
 
-def choice(max_token_len: int, dropped: float, fill: float, packs: int = 10) -> Choice:
-    return Choice(max_token_len, 0, 0.0, dropped, packs, fill)
+def choice(max_token_len: int, dropped: float, fill: float, packs: int = 10) -> TriedLength:
+    return TriedLength(max_token_len, 0, 0.0, dropped, packs, fill)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def choice(max_token_len: int, dropped: float, fill: float, packs: int = 10) -> 
     ],
     ids=["the shortest that does both", "the fullest", "the longest", "nothing fits", "nothing"],
 )
-def test_what_is_recommended(choices: list[Choice], expected: int | None) -> None:
+def test_what_is_recommended(choices: list[TriedLength], expected: int | None) -> None:
     best = recommend_length(choices)
     assert (best and best.choice.max_token_len) == expected
 
@@ -89,7 +89,7 @@ def test_the_rule_agrees_with_its_figures() -> None:
 
 
 def test_a_draw_stands_for_all() -> None:
-    assert Choice(8192, 10, 0.1, 0.2, 30, 0.9).scaled(2.5) == Choice(8192, 25, 0.1, 0.2, 75, 0.9)
+    assert TriedLength(8192, 10, 0.1, 0.2, 30, 0.9).scaled(2.5) == TriedLength(8192, 25, 0.1, 0.2, 75, 0.9)
     assert np.isclose(choice(1, 0.1, 0.2).scaled(3).fill, 0.2)
 
 

@@ -26,7 +26,7 @@ from energon_pack.pack import pack
 from energon_pack.run.executors import Job, JobFolder, Result
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.executors.workers import IdleTime, cpu_seconds_and_bytes
-from energon_pack.sources.storage import with_bytes_read
+from energon_pack.sources.storage import call_counting_bytes
 from support import jobs
 from support.jobs import hold, sleep
 from support.packed import files
@@ -296,7 +296,7 @@ class Elsewhere:
 
     def _sent(self, function: Callable[[Job], Result], job: Job) -> Result:
         run, sent = pickle.loads(pickle.dumps((function, job)))
-        inner = run.args[0] if isinstance(run, partial) and run.func is with_bytes_read else run
+        inner = run.args[0] if isinstance(run, partial) and run.func is call_counting_bytes else run
         self.names.add(getattr(inner, "__name__", "partial"))
         result: Result = pickle.loads(pickle.dumps(run(sent)))
         return result

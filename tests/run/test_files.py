@@ -18,8 +18,8 @@ import pytest
 
 from energon_pack.errors import PackError
 from energon_pack.run.executors import JobFolder
-from energon_pack.run.executors.admission import terms_with_mark_files, why_unfit
-from energon_pack.run.files import make_once, one_process_at_a_time, private_temporary_folder, write_whole
+from energon_pack.run.executors.admission import enter_and_check_machine, terms_with_mark_files
+from energon_pack.run.files import make_once, one_process_at_a_time, user_temporary_folder, write_whole
 from energon_pack.run.lru_cache import LruCache
 from energon_pack.run.scratch_arrays import Scratch, blocks
 from support.running import ROOT
@@ -104,11 +104,11 @@ def test_a_folder_that_was_open_to_others_is_closed(tmp_path: Path, monkeypatch:
     """Earlier versions left it to the umask; and one of another user is not used."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / f"energon_pack-{os.getuid()}").mkdir(0o755)
-    assert stat.S_IMODE(private_temporary_folder("blocks").parent.stat().st_mode) == 0o700
+    assert stat.S_IMODE(user_temporary_folder("blocks").parent.stat().st_mode) == 0o700
     monkeypatch.setattr(os, "getuid", lambda: 4321)
     (tmp_path / "energon_pack-4321").mkdir()
     with pytest.raises(PackError, match="belongs to another user"):
-        private_temporary_folder("blocks")
+        user_temporary_folder("blocks")
 
 
 def test_one_process_of_a_machine_works_and_others_wait(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_process_that_was_forked_meanwhile_keeps_nobody_waiting(
     """A worker of a loader has its parent's lock, too: others waited for the worker's end, which may wait for them."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with one_process_at_a_time(tmp_path):
-        (path,) = private_temporary_folder("locks").iterdir()
+        (path,) = user_temporary_folder("locks").iterdir()
         child = os.fork()
         if child == 0:
             signal.pause()
@@ -226,7 +226,7 @@ def test_blocks_are_all_of_it_and_small_where_each_is_much(monkeypatch: pytest.M
 
 def test_a_folder_is_seen_by_the_file_that_lies_in_it_meanwhile(tmp_path: Path) -> None:
     with terms_with_mark_files([JobFolder("output.dir", tmp_path, True)]) as terms:
-        assert why_unfit(terms) is None
+        assert enter_and_check_machine(terms) is None
         assert len(os.listdir(tmp_path)) == 1
     assert os.listdir(tmp_path) == []
 

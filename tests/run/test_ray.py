@@ -128,8 +128,8 @@ def test_a_ray_that_the_run_starts_is_this_machines_and_this_runs_alone(tmp_path
     script = """
 import json, os, psutil
 from energon_pack.config import ExecutorConfig, ExecutorKind
-from energon_pack.run.executors.ray_cluster import cluster_of
-with cluster_of(ExecutorConfig(kind=ExecutorKind.ray, num_workers=1)):
+from energon_pack.run.executors.ray_cluster import connected_to_ray
+with connected_to_ray(ExecutorConfig(kind=ExecutorKind.ray, num_workers=1)):
     import ray
     from ray._raylet import get_authentication_mode
     ray.get(ray.remote(lambda: 1).remote())

@@ -65,7 +65,7 @@ def test_a_profile_says_where_and_with_which_keys(
     """Whoever is asked: obstore, or multi-storage-client where a profile has what obstore knows nothing of."""
     more = {} if is_known else {"checksum_algorithm": "SHA256"}
     monkeypatch.setenv("MSC_CONFIG", profile(tmp_path, bucket=bucket.name, **more))
-    assert isinstance(stores.objects_of("mine"), ObstoreObjects if is_known else MscObjects)
+    assert isinstance(stores.client_of_profile("mine"), ObstoreObjects if is_known else MscObjects)
     data = bytes(range(256)) * 100
     bucket.put("deep/in/a.bin", data)
     found = stores.find("msc://mine/in/a.bin")
@@ -77,7 +77,7 @@ def test_a_profile_says_where_and_with_which_keys(
     stores.put("msc://mine/out/c", b"c")
     assert bucket.files("deep/out") == {"b": data, "c": b"c"}
     assert stores.find("msc://mine/out/b").version == found.version  # of the same bytes
-    stores.delete(["msc://mine/out/b", "msc://mine/out/c"])
+    stores.delete_in_profile(["msc://mine/out/b", "msc://mine/out/c"])
     assert bucket.names("deep/out") == []
     with pytest.raises(FileNotFoundError):
         stores.find("msc://mine/out/b")
@@ -104,7 +104,7 @@ def test_multi_storage_client_is_not_waited_for_for_ever(
     """Its own clients wait for the next bytes as long as there come some."""
     for name, seconds in {"FIRST_WAIT_SECONDS": 0.001, "REQUEST_SECONDS": 0.4, "MAX_RETRY_SECONDS": 1.0}.items():
         monkeypatch.setattr(requests, name, seconds)
-    monkeypatch.setattr(stores, "objects_of", MscObjects)
+    monkeypatch.setattr(stores, "client_of_profile", MscObjects)
     bucket.put("a", bytes(range(100)))
     bucket.proxy.fault = lambda request: fault if request.range else None
     bucket.proxy.pause = {"slow": 2.0, "drip": 0.2}[fault]
@@ -186,12 +186,12 @@ def test_what_may_go_well_the_next_time_is_tried_again(bucket: Bucket, fault: tu
 def test_who_writes_first_wins(bucket: Bucket) -> None:
     """Two runs that each believe to be the only one publish over each other."""
     place = f"{bucket.address}/marker"
-    assert stores.put_if(place, b"mine", None)
-    assert not stores.put_if(place, b"yours", None)
+    assert stores.put_if_unchanged(place, b"mine", None)
+    assert not stores.put_if_unchanged(place, b"yours", None)
     data, version = stores.read_with_version(place)
     assert data == b"mine"
-    assert stores.put_if(place, b"mine again", version)
-    assert not stores.put_if(place, b"yours", version)
+    assert stores.put_if_unchanged(place, b"mine again", version)
+    assert not stores.put_if_unchanged(place, b"yours", version)
     assert stores.read_whole(place) == b"mine again"
 
 
@@ -207,7 +207,7 @@ def test_who_wins_is_told_so_whatever_becomes_of_the_request(bucket: Bucket, fau
             version = stores.find(place).version
         faults = chain([fault], repeat(None))
         bucket.proxy.fault = lambda request, faults=faults: next(faults) if request.method == "PUT" else None  # type: ignore[misc]
-        assert stores.put_if(place, b"mine", version)
+        assert stores.put_if_unchanged(place, b"mine", version)
         assert stores.read_whole(place) == b"mine"
         bucket.proxy.fault = lambda _: None
         bucket.delete("marker")
@@ -221,8 +221,8 @@ def test_a_store_that_knows_no_conditional_write_is_asked_first(
     place = f"{bucket.address}/marker"
     faults = chain([(501, "NotImplemented"), None], repeat((501, "NotImplemented")))
     bucket.proxy.fault = lambda request: next(faults) if request.method == "PUT" else None
-    assert stores.put_if(place, b"mine", None)
-    assert not stores.put_if(place, b"yours", None)
+    assert stores.put_if_unchanged(place, b"mine", None)
+    assert not stores.put_if_unchanged(place, b"yours", None)
 
 
 def test_an_object_that_is_written_without_end_is_an_error(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:

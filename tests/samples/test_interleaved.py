@@ -8,14 +8,14 @@ import pytest
 from energon_pack.config import PackConfig, plain
 from energon_pack.config.naming import content_settings
 from energon_pack.samples.conversation import placed_record
-from energon_pack.samples.missing_pictures import find_document_pictures, names_pictures_in_place
+from energon_pack.samples.missing_pictures import find_document_pictures, is_document_with_named_pictures
 from energon_pack.samples.record import Record, parse_record
-from energon_pack.samples.settings import MissingMedia, ReadSettings, SampleType
+from energon_pack.samples.settings import MissingPicturePolicy, ReadSettings, SampleType
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.jsonl.dialects import RowSettings, parse_row
 
 AUTO = ReadSettings()
-REMOVE = ReadSettings(missing_media=MissingMedia.remove)
+REMOVE = ReadSettings(missing_media=MissingPicturePolicy.remove)
 TURNS = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
 
 
@@ -32,7 +32,7 @@ def document(value: Any, settings: ReadSettings = AUTO, missing: Collection[str]
         return name
 
     record = row(value, settings)
-    if names_pictures_in_place(record):
+    if is_document_with_named_pictures(record):
         record, found = find_document_pictures(record, settings.missing_media, find)
         assert found == record.listed_media
     [message] = placed_record(record, ["image"] * len(record.listed_media or ())).messages
@@ -149,7 +149,7 @@ def test_a_picture_that_can_not_be_read_is_not_missing() -> None:
         raise Skip(Reason.UNREADABLE_MEDIA, "Permission denied")
 
     with pytest.raises(Skip, match=r"unreadable_media: Permission denied$"):
-        find_document_pictures(row(OBELICS, REMOVE), MissingMedia.remove, find)
+        find_document_pictures(row(OBELICS, REMOVE), MissingPicturePolicy.remove, find)
 
 
 def test_pictures_alone_are_no_document_once_they_are_gone() -> None:
@@ -162,8 +162,8 @@ def test_pictures_alone_are_no_document_once_they_are_gone() -> None:
 def test_a_chat_names_no_picture_in_a_document() -> None:
     """A question about a picture that is missing would be trained."""
     asked = {"role": "user", "content": [{"type": "image", "image": "a.jpg"}, {"type": "text", "text": "q"}]}
-    assert not names_pictures_in_place(parse_record({"messages": [asked, TURNS[1]]}, REMOVE))
-    assert not names_pictures_in_place(parse_record({"text": "<image>a", "images": ["a.jpg"]}, REMOVE))
+    assert not is_document_with_named_pictures(parse_record({"messages": [asked, TURNS[1]]}, REMOVE))
+    assert not is_document_with_named_pictures(parse_record({"text": "<image>a", "images": ["a.jpg"]}, REMOVE))
 
 
 def test_the_default_is_in_no_hash() -> None:

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from energon_pack.samples.pack_reader import PackMembers
-from energon_pack.samples.pack_tokens import text_columns_of_pack
-from energon_pack.samples.tokens import MemberTokens, SeenMedium, TextColumns
+from energon_pack.samples.pack_tokens import joined_tokens_of_pack
+from energon_pack.samples.tokens import JoinedTokens, MediumInput, MemberTokens
 from energon_pack.samples.tokens_part import PackTokens
-from energon_pack.samples.written_tokens import pack_tokens
+from energon_pack.samples.written_tokens import join_member_tokens
 from energon_pack.training.encoded import IGNORE, EncodedMembers, Member, Members
 
 #: the second has a turn of half weight, and itself a factor of 3
@@ -27,7 +27,7 @@ def parts(members: list[MemberTokens], **changes: Any) -> dict[str, Any]:
     lens, ids = [len(one) for one in members], [f"s{number}" for number in range(len(members))]
     meta = {"fingerprint": "x", "format": 3, "sample_ids": ids, "token_lens": lens}
     value = {"media_files": [[] for _ in members], "_meta": meta | changes}
-    return {"__key__": "p_0", "json": json.dumps(value).encode(), "tokens": pack_tokens(members).to_bytes()}
+    return {"__key__": "p_0", "json": json.dumps(value).encode(), "tokens": join_member_tokens(members).to_bytes()}
 
 
 def pack(members: list[MemberTokens], **changes: Any) -> PackMembers:
@@ -36,21 +36,21 @@ def pack(members: list[MemberTokens], **changes: Any) -> PackMembers:
 
 def test_the_text_of_a_pack_is_that_of_its_members() -> None:
     """Were a span or a weight of another member's place, other tokens would be trained."""
-    read = text_columns_of_pack(PackTokens.from_bytes(pack_tokens(TWO).to_bytes()))
-    for text in (read, TextColumns.of_members(TWO)):
+    read = joined_tokens_of_pack(PackTokens.from_bytes(join_member_tokens(TWO).to_bytes()))
+    for text in (read, JoinedTokens.of_members(TWO)):
         assert text.ids.tolist() == [7, 8, 9, 7, 70_000, 9, 4]
         assert text.trained_indices.tolist() == [1, 2, 4, 6]
         assert text.token_weights is not None
         assert text.token_weights.tolist() == [1, 1, 1, 1, 0.5, 1, 1]
         assert text.factors is not None
         assert text.factors.tolist() == [1, 3]
-    plain = TextColumns.of_members(TWO[:1])
+    plain = JoinedTokens.of_members(TWO[:1])
     assert (plain.token_weights, plain.factors, plain.shared_lens) == (None, None, None)
 
 
 def test_text_makes_no_object_a_member() -> None:
     """Packs are read every epoch: of 33 members, 33 objects took most of the time."""
-    text = pack(TWO).text_unless_media()
+    text = pack(TWO).tokens_unless_media()
     assert text is not None
     assert text[0] == ["s0", "s1"]
     assert text[1].lens.tolist() == [3, 4]
@@ -59,12 +59,12 @@ def test_text_makes_no_object_a_member() -> None:
 @pytest.mark.parametrize(
     "members",
     [
-        [TWO[0], MemberTokens(np.array([7, 8]), [], media=[SeenMedium("image", num_features=1)])],
+        [TWO[0], MemberTokens(np.array([7, 8]), [], media=[MediumInput("image", num_features=1)])],
         [TWO[0], MemberTokens(np.array([7, 8, 5]), [(2, 3)], shared_len=2)],
     ],
 )
 def test_media_and_shared_beginnings_are_read_member_by_member(members: list[MemberTokens]) -> None:
-    assert pack(members).text_unless_media() is None
+    assert pack(members).tokens_unless_media() is None
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_media_and_shared_beginnings_are_read_member_by_member(members: list[Mem
 def test_a_json_that_says_something_else_is_named(changes: dict[str, Any], said: str) -> None:
     """The direct way may not pass over what the other one refuses."""
     members = pack(TWO, **changes)
-    assert members.text_unless_media() is None
+    assert members.tokens_unless_media() is None
     with pytest.raises(ValueError, match=said):
         list(members)
 
@@ -88,7 +88,7 @@ def test_a_json_that_orjson_refuses_is_read(text: str) -> None:
     """Half a character and infinite numbers were written by older tools, and Python reads them."""
     whole = parts(TWO)
     whole["json"] = whole["json"].replace(b"{", b'{"messages": ' + text.encode() + b", ", 1)
-    assert PackMembers(whole, lambda *_: []).text_unless_media() is not None
+    assert PackMembers(whole, lambda *_: []).tokens_unless_media() is not None
 
 
 def columns() -> Members:

@@ -16,18 +16,18 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from energon_pack.samples.pack_tokens import members_of
-from energon_pack.samples.tokens import OPERATIONS, MemberTokens, SeenMedium, Step
+from energon_pack.samples.tokens import OPERATIONS, MediumInput, MemberTokens, PixelStep
 from energon_pack.samples.tokens_part import COLUMN_TYPES, PackTokens, TokensDamaged
-from energon_pack.samples.written_tokens import id_columns, pack_tokens
+from energon_pack.samples.written_tokens import id_columns, join_member_tokens
 
 SIZES = st.integers(1, 70_000)
-STEPS = st.lists(st.builds(Step, st.sampled_from(OPERATIONS), SIZES, SIZES), max_size=3).map(tuple)
+STEPS = st.lists(st.builds(PixelStep, st.sampled_from(OPERATIONS), SIZES, SIZES), max_size=3).map(tuple)
 FEATURES = st.integers(0, 2**20)
 FLOATS = st.floats(0, 1e6)
-IMAGES = st.builds(SeenMedium, st.just("image"), num_features=FEATURES, width=SIZES, height=SIZES, steps=STEPS)
-SOUNDS = st.builds(SeenMedium, st.just("audio"), num_features=FEATURES, num_samples=st.integers(0, 2**31))
+IMAGES = st.builds(MediumInput, st.just("image"), num_features=FEATURES, width=SIZES, height=SIZES, steps=STEPS)
+SOUNDS = st.builds(MediumInput, st.just("audio"), num_features=FEATURES, num_samples=st.integers(0, 2**31))
 VIDEOS = st.builds(
-    SeenMedium,
+    MediumInput,
     st.just("video"),
     st.integers(0, 900),  # a file, or a list of images
     FEATURES,
@@ -60,15 +60,15 @@ def same(one: MemberTokens, other: MemberTokens) -> bool:
 @given(st.lists(members(), max_size=5))
 def test_members_come_back_from_their_bytes(pack: list[MemberTokens]) -> None:
     """Spans, weights, factors, media of all kinds and what is shared: were one lost, other tokens would be trained."""
-    read = members_of(PackTokens.from_bytes(pack_tokens(pack).to_bytes()))
+    read = members_of(PackTokens.from_bytes(join_member_tokens(pack).to_bytes()))
     assert len(read) == len(pack)
     assert all(map(same, read, pack))
 
 
 #: an image, and a clip that is heard
 MEDIA = [
-    SeenMedium("image", 0, 4, 56, 56, (Step("crop", 28, 28),)),
-    SeenMedium("video", 0, 2, 64, 48, (Step("resize_frame", 28, 56),), (0, 3), 12.0, 4.0, 9000),
+    MediumInput("image", 0, 4, 56, 56, (PixelStep("crop", 28, 28),)),
+    MediumInput("video", 0, 2, 64, 48, (PixelStep("resize_frame", 28, 56),), (0, 3), 12.0, 4.0, 9000),
 ]
 MEMBERS = [
     MemberTokens(np.array([7, 8, 9]), [(1, 3)], [0.5], []),
@@ -116,7 +116,7 @@ def shorter(name: str) -> Callable[[dict[str, Any]], None]:
 )
 def test_columns_that_contradict_each_other_are_named(damage: Callable[[dict[str, Any]], None], said: str) -> None:
     """Bytes that changed would train other tokens, put media elsewhere, or ask for all memory."""
-    columns = {name: column.copy() for name, column in pack_tokens(MEMBERS).columns.items()}
+    columns = {name: column.copy() for name, column in join_member_tokens(MEMBERS).columns.items()}
     assert all(map(same, members_of(PackTokens(columns)), MEMBERS))
     damage(columns)
     with pytest.raises(TokensDamaged) as error:
@@ -127,7 +127,7 @@ def test_columns_that_contradict_each_other_are_named(damage: Callable[[dict[str
 @given(st.integers(0, 10_000), st.integers(0, 255))
 def test_any_damage_is_named_or_gives_members(place: int, value: int) -> None:
     """No byte may end a worker in another way than by the name of the pack."""
-    data = bytearray(pack_tokens(MEMBERS).to_bytes())
+    data = bytearray(join_member_tokens(MEMBERS).to_bytes())
     data[place % len(data)] = value
     with suppress(TokensDamaged):
         members_of(PackTokens.from_bytes(bytes(data)))
@@ -135,7 +135,7 @@ def test_any_damage_is_named_or_gives_members(place: int, value: int) -> None:
 
 def test_a_part_of_zeros_holds_no_member() -> None:
     """A file system that lost a block gives zeros; then training asks for the members that the JSON names."""
-    data = pack_tokens([]).to_bytes()
+    data = join_member_tokens([]).to_bytes()
     assert members_of(PackTokens.from_bytes(data)) == []
     with pytest.raises(TokensDamaged, match="no tokens of format 3"):
         PackTokens.from_bytes(bytes(len(data)))

@@ -15,7 +15,7 @@ from energon_pack.samples.skip import Skip
 from energon_pack.sources.entry_settings import read_entry_settings
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
-from energon_pack.sources.sample import cut_part, read_sample
+from energon_pack.sources.sample import cut_sample, read_sample
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.source_path import find_source
 from support.samples import picture
@@ -56,7 +56,7 @@ def read(folder: Path, record: Any, settings: ReadSettings = BOTH, name: str = "
 
 
 def sides(sample: ReadSample) -> list[list[Any]]:
-    return [cut_part(sample, cut).messages for cut in cuts_of_pair(sample.messages, sample.kinds)]
+    return [cut_sample(sample, cut).messages for cut in cuts_of_pair(sample.messages, sample.kinds)]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -93,8 +93,8 @@ def test_images_stand_in_the_prompt_of_both(tmp_path: Path) -> None:
     sample = read(tmp_path, {**FORMS["TRL, turns"], "images": ["0.png", "1.png"]})
     cuts = cuts_of_pair(sample.messages, sample.kinds)
     assert [(cut.part, cut.kinds, cut.trained_turn) for cut in cuts] == [(CHOSEN, "ii", 1), (REJECTED, "ii", 1)]
-    assert [cut_part(sample, cut).messages[0]["content"] for cut in cuts] == ["<image><image>q"] * 2
-    assert [[part.name for part in cut_part(sample, cut).parts] for cut in cuts] == [["0.png", "1.png"]] * 2
+    assert [cut_sample(sample, cut).messages[0]["content"] for cut in cuts] == ["<image><image>q"] * 2
+    assert [[part.name for part in cut_sample(sample, cut).parts] for cut in cuts] == [["0.png", "1.png"]] * 2
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from energon_pack.samples.options import options_of
 from energon_pack.samples.record import with_use_audio_setting
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
-from energon_pack.sources.find import make_shard
+from energon_pack.sources.find import shard_of_file
 from energon_pack.sources.jsonl.dialects import RowSettings, parse_row
 from energon_pack.sources.named_bytes import may_have_base64
 from energon_pack.sources.reader import Reader
@@ -74,7 +74,7 @@ def test_base64_in_a_line(tmp_path: Path) -> None:
     part = {"type": "input_audio", "input_audio": {"data": base64.b64encode(data).decode(), "format": "wav"}}
     file = tmp_path / "a.jsonl"
     file.write_text(json.dumps({"messages": asked(part)}) + "\n")
-    shard = make_shard("a.jsonl", str(file), JsonlShard, {"row_settings": RowSettings(str(tmp_path))})
+    shard = shard_of_file("a.jsonl", str(file), JsonlShard, {"row_settings": RowSettings(str(tmp_path))})
     (row,) = rows_of(shard.index(), IndexRow)
     with Reader() as reader:
         read = read_sample(reader, shard, row, ReadSettings())

@@ -12,12 +12,12 @@ import pytest
 from energon_pack.config.schema import MediaIn, PackConfig
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
-from energon_pack.samples.nulls import without_nulls
+from energon_pack.samples.nulls import without_null_fields
 from energon_pack.samples.skip import Skip
 from energon_pack.sources import arrow_rows
-from energon_pack.sources.named_bytes import name_media
+from energon_pack.sources.named_bytes import replace_media_by_names
 from energon_pack.sources.settings import SourceConfig
-from energon_pack.sources.source_path import find_source, source_line
+from energon_pack.sources.source_path import find_source, source_summary
 from energon_pack.sources.table_rows import open_cell
 from energon_pack.sources.wds import damage_of, index_metadata
 from support.packed import Make, samples
@@ -84,7 +84,7 @@ def test_rows_and_cells_are_those_of_pyarrow(compression: str | None, stream: bo
         assert (opened.group_starts[-1], opened.damage, len(opened.batches)) == (60, [], 9)
         for number in drawn.sample(range(60), 60):
             found = json.loads(arrow_rows.row_json(str(path), opened.file.version, number))
-            assert found == without_nulls(name_media(rows[number], f"{name}.arrow::{number}"))
+            assert found == without_null_fields(replace_media_by_names(rows[number], f"{name}.arrow::{number}"))
             if rows[number]["bare"] is not None:
                 cell = arrow_rows.open_cell(str(path), f"{number}/bare")
                 assert (cell.size, cell.read(3, 20)) == (len(WIDE), WIDE[3:23])
@@ -143,7 +143,7 @@ def test_a_saved_dataset_is_the_files_that_it_names(tmp_path: Path) -> None:
     write_arrow(folder / "data-00002-of-00003.arrow", asked("old"))
     source = find_source(SourceConfig(), str(folder))
     assert [shard.name for shard in source.shards] == ["data-00000-of-00002.arrow", "data-00001-of-00002.arrow"]
-    assert source_line(source) == "Arrow, 2 files"
+    assert source_summary(source) == "Arrow, 2 files"
     (folder / "data-00001-of-00002.arrow").unlink()
     with pytest.raises(PackError, match=r"state\.json names .*data-00001-of-00002\.arrow, which is not there"):
         read(folder)

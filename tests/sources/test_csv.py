@@ -15,9 +15,9 @@ import pytest
 from energon_pack.errors import PackError
 from energon_pack.samples.skip import Skip
 from energon_pack.sources import csv_rows
-from energon_pack.sources.csv_rows import CsvTable, Records, csv_of, index_csv
+from energon_pack.sources.csv_rows import CsvRecordScanner, CsvTable, csv_of, index_csv
 from energon_pack.sources.settings import SourceConfig
-from energon_pack.sources.source_path import find_source, source_line
+from energon_pack.sources.source_path import find_source, source_summary
 from energon_pack.sources.storage import InMemory
 from energon_pack.sources.wds import damage_of, index_metadata
 from support.read_source import Read, read
@@ -39,7 +39,7 @@ def texts_of(found: dict[str, Read]) -> list[str]:
 
 
 def records_of(data: bytes, delimiter: str = ",") -> tuple[list[bytes], bool]:
-    records = Records(InMemory(data, ""), 0, delimiter)
+    records = CsvRecordScanner(InMemory(data, ""), 0, delimiter)
     found = [zip(*map(np.ndarray.tolist, places), strict=True) for places in records.places()]
     return [data[offset : offset + size] for block in found for offset, size in block], records.is_open
 
@@ -98,7 +98,7 @@ def test_a_table_of_questions(tmp_path: Path) -> None:
 def test_the_header_tells_what_separates_cells(name: str, text: str, called: str, tmp_path: Path) -> None:
     texts = texts_of(read_text(tmp_path / name, text))
     assert (texts[0][0], texts[1]) == ("q", "a")
-    assert source_line(find_source(SourceConfig(), str(tmp_path / name))) == called
+    assert source_summary(find_source(SourceConfig(), str(tmp_path / name))) == called
 
 
 def test_columns_are_those_of_the_dialects(tmp_path: Path) -> None:

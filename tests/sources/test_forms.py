@@ -18,7 +18,7 @@ from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import read_sample
 from energon_pack.sources.settings import Format, SourceConfig
-from energon_pack.sources.source_path import find_forms, find_source, source_format, source_line
+from energon_pack.sources.source_path import find_forms, find_source, source_format, source_summary
 from energon_pack.verify import Options, verify
 from support.finding import find_lines, find_shards
 from support.packed import Make, json_lines, packed, prepare, samples, train
@@ -45,7 +45,7 @@ def test_a_file_is_what_it_is_called(tmp_path: Path, name: str, form: str) -> No
     assert find_forms(str(path)).forms == [form]
     source = find_source(AUTO, str(path))
     assert source_format(source) == form
-    assert source_line(source) == {"wds": "WebDataset tars, 1 file", "jsonl": "JSONL, 1 file"}[form]
+    assert source_summary(source) == {"wds": "WebDataset tars, 1 file", "jsonl": "JSONL, 1 file"}[form]
 
 
 def test_names_in_capitals_are_the_same_forms(tmp_path: Path) -> None:
@@ -69,16 +69,16 @@ def test_a_folder_of_several_forms_is_one_source(tmp_path: Path) -> None:
     (tmp_path / "notes.csv").write_text("a,b\n1,2\n")
     source = find_source(AUTO, str(tmp_path))
     assert (source_format(source), [shard.name for shard in source.shards]) == (Format.auto, ["a.tar", "more.jsonl"])
-    assert source_line(source, 2) == "WebDataset tars, 1 file; JSONL, 1 file; 2 samples"
+    assert source_summary(source, 2) == "WebDataset tars, 1 file; JSONL, 1 file; 2 samples"
     assert source_format(find_source(SourceConfig(format="wds"), str(tmp_path))) is Format.wds
-    assert source_line(find_source(AUTO, str(tmp_path / "notes.csv"))) == "CSV, 1 file"
+    assert source_summary(find_source(AUTO, str(tmp_path / "notes.csv"))) == "CSV, 1 file"
     (tmp_path / "data.arrow").touch()
     with pytest.raises(
         PackError, match=r"data\.arrow is no whole Arrow file: ValueError: it does not begin with a schema"
     ):
         find_source(AUTO, str(tmp_path / "data.arrow")).shards[0].index()
     with pytest.raises(PackError, match=r"a\.tar: source=table reads \*\.parquet, \*\.arrow, \*\.csv, \*\.tsv"):
-        source_line(find_source(SourceConfig(format="table"), str(tmp_path / "a.tar")))
+        source_summary(find_source(SourceConfig(format="table"), str(tmp_path / "a.tar")))
 
 
 def test_lines_with_the_name_of_a_tar_are_refused(tmp_path: Path) -> None:
@@ -294,5 +294,5 @@ def test_what_can_not_be_followed_is_refused(tmp_path: Path, about: dict[str, An
 def test_code_of_a_folder_is_named_and_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     loader = {"sample_type": {"__module__": "x", "__class__": "Y"}, "sample_loader": "sample_loader.py:sample_loader"}
     source = find_source(AUTO, str(a_set(tmp_path / "set", loader, json=WRITTEN)))
-    assert source_line(source) == "WebDataset tars, 1 file"
+    assert source_summary(source) == "WebDataset tars, 1 file"
     assert "its sample_loader is not run: samples are read by their JSON or text" in capsys.readouterr().out

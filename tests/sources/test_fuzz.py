@@ -23,7 +23,7 @@ from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources.find import make_shard
+from energon_pack.sources.find import shard_of_file
 from energon_pack.templates.processor import prepare_template
 from support.models import of_model
 from support.samples import chat, picture, write_tar
@@ -113,7 +113,7 @@ def fuzz_tars(num: int, folder: Path, template_folder: str) -> int:
     for _ in range(num):
         path.write_bytes(mutated_bytes(data, rng))
         began = time.monotonic()
-        shard = make_shard("mutated.tar", str(path))
+        shard = shard_of_file("mutated.tar", str(path))
         try:
             index = shard.index()
         except PackError as error:  # its first bytes now are those of a compressed file

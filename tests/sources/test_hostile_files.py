@@ -18,11 +18,11 @@ from energon_pack.config import OnDamaged, Stage
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.run import expansion_bounds
-from energon_pack.run.plain_data import NotPlain, parse_json, yaml_value
+from energon_pack.run.plain_data import NotPlain, parse_json, parse_yaml
 from energon_pack.samples.skip import Skip
 from energon_pack.sources import media_containers, parquet_rows
 from energon_pack.sources.field_map import read_field_map
-from energon_pack.sources.find import make_shard
+from energon_pack.sources.find import shard_of_file
 from energon_pack.sources.jsonl.dialects import RowSettings
 from energon_pack.sources.jsonl.line_index import index_lines
 from energon_pack.sources.media_containers import open_medium, open_zip_member
@@ -41,7 +41,7 @@ LINE = json.dumps({"messages": TURNS}, ensure_ascii=False).encode()
 def index(path: Path, data: bytes) -> tuple[list[tuple[str, str | None]], list[str]]:
     """Keys with their reasons, and what is damaged."""
     path.write_bytes(data)
-    table = make_shard(path.name, str(path), JsonlShard, {"row_settings": RowSettings(str(path.parent))}).index()
+    table = shard_of_file(path.name, str(path), JsonlShard, {"row_settings": RowSettings(str(path.parent))}).index()
     rows = [(row["key"], row["reason"]) for row in table.to_pylist()]
     return rows, [what for _, what in damage_of(index_metadata(table))]
 
@@ -230,11 +230,11 @@ def test_a_table_of_nothing(tmp_path: Path) -> None:
 def test_a_list_of_lists_of_lists(tmp_path: Path) -> None:
     """YAML's aliases: 400 bytes stand for a billion values, and whoever prints or walks them never ends."""
     with pytest.raises(NotPlain, match="its aliases stand for more than 10,000,000 values"):
-        yaml_value(LAUGHS)
-    assert yaml_value("a: &a [1]\nb: [*a, *a]")["b"] == [[1], [1]]
+        parse_yaml(LAUGHS)
+    assert parse_yaml("a: &a [1]\nb: [*a, *a]")["b"] == [[1], [1]]
     for text in (f"a: {DEEP}", "a: &a [*a]", "a: ["):
         with pytest.raises(NotPlain):
-            yaml_value(text)
+            parse_yaml(text)
     meta = tmp_path / ".nv-meta"
     meta.mkdir()
     (meta / "dataset.yaml").write_text(f"{LAUGHS}field_map: {{text: *j}}\n")

@@ -20,7 +20,7 @@ from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import read_sample
 from energon_pack.sources.settings import SourceConfig
-from energon_pack.sources.source_path import find_source, source_line
+from energon_pack.sources.source_path import find_source, source_summary
 from energon_pack.unpack import unpack
 from support.packed import Make, files, samples
 from support.read_source import read
@@ -196,10 +196,10 @@ def test_a_folder_is_read_in_one_form(tmp_path: Path, capsys: pytest.CaptureFixt
     ]
     for name, text, expected in forms:
         (tmp_path / name).write_text(text)
-        assert source_line(find_source(SourceConfig(), str(tmp_path))) == expected
+        assert source_summary(find_source(SourceConfig(), str(tmp_path))) == expected
         said = capsys.readouterr().out
         assert ("metadata.csv); a glob names them" in said) == (name != "metadata.csv")
-    assert source_line(find_source(SourceConfig(format="table"), str(tmp_path))) == "CSV, 1 file"
+    assert source_summary(find_source(SourceConfig(format="table"), str(tmp_path))) == "CSV, 1 file"
     (tmp_path / "metadata.tsv").write_text("file_name\ttext\n")
     with pytest.raises(PackError, match=r"metadata\.csv and .*metadata\.tsv may be the same rows: a glob names one"):
         find_source(SourceConfig(format="table"), str(tmp_path))

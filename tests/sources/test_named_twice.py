@@ -32,7 +32,7 @@ def test_a_tar_that_is_named_by_a_link_is_told(folder: Path, format: str) -> Non
     link.symlink_to(tar)
     source = found([str(tar), str(link)], format)
     assert [Path(shard.path).name for shard in source.shards] == ["a.tar"]
-    assert source.repeated_line == (
+    assert source.repeated_files_note == (
         f"source.path names {link}, which is {tar}: 1 path leads to what is read already, and is read once; to train it"
         " more often, make it an entry of a mixture with epochs: 2"
     )

@@ -21,7 +21,7 @@ from energon_pack.samples.record import Record
 from energon_pack.samples.sample import Part
 from energon_pack.samples.skip import Skip
 from energon_pack.sources import storage
-from energon_pack.sources.find import make_shard
+from energon_pack.sources.find import shard_of_file
 from energon_pack.sources.jsonl.dialects import RowSettings
 from energon_pack.sources.media_containers import open_inside
 from energon_pack.sources.reader import Reader
@@ -36,11 +36,11 @@ from support.samples import chat, noise, picture, write_tar
 def lines_in(folder: Path, *lines: bytes) -> Shard:
     path = folder / "x.jsonl"
     path.write_bytes(b"\n".join(lines))
-    return make_shard("x.jsonl", str(path), JsonlShard, {"row_settings": RowSettings(str(folder))})
+    return shard_of_file("x.jsonl", str(path), JsonlShard, {"row_settings": RowSettings(str(folder))})
 
 
 def test_a_changed_shard_is_not_read(tmp_path: Path) -> None:
-    shard = make_shard("x.tar", str(write_tar(tmp_path / "x.tar", {"a.jpg": picture()})))
+    shard = shard_of_file("x.tar", str(write_tar(tmp_path / "x.tar", {"a.jpg": picture()})))
     with Reader() as reader:
         assert reader.open_unchanged_shard(shard).read(0, 5) == b"a.jpg"
     os.utime(shard.path, ns=(1, 1))
@@ -52,7 +52,7 @@ def test_open_shards_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("energon_pack.sources.media_containers._MAX_OPEN_FILES", 2)
     shards = {}
     for i in range(4):
-        shards[i] = make_shard(f"{i}.tar", str(write_tar(tmp_path / f"{i}.tar", {f"k{i}": b""})))
+        shards[i] = shard_of_file(f"{i}.tar", str(write_tar(tmp_path / f"{i}.tar", {f"k{i}": b""})))
     with Reader() as reader:
         for i in (0, 1, 0, 2, 3, 0):
             assert reader.open_unchanged_shard(shards[i]).read(0, 2) == f"k{i}".encode()

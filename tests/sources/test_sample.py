@@ -16,10 +16,10 @@ from energon_pack.samples.cut import Cut
 from energon_pack.samples.sample import MediaPart, Part
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
-from energon_pack.sources.find import make_shard
+from energon_pack.sources.find import shard_of_file
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, MeasuredRow, rows_of
-from energon_pack.sources.sample import read_again, read_sample, read_text_only
+from energon_pack.sources.sample import read_measured_sample, read_sample, read_without_opening_media
 from energon_pack.sources.shard import Shard, TarShard
 from support.samples import chat, npy, picture, write_tar
 
@@ -39,7 +39,9 @@ SAMPLE = {
 
 
 def row_of(folder: Path, files: dict[str, bytes]) -> tuple[Shard, IndexRow]:
-    shard = make_shard("s.tar", str(write_tar(folder / "s.tar", {f"k.{name}": data for name, data in files.items()})))
+    shard = shard_of_file(
+        "s.tar", str(write_tar(folder / "s.tar", {f"k.{name}": data for name, data in files.items()}))
+    )
     (row,) = rows_of(shard.index(), IndexRow)
     return shard, row
 
@@ -74,8 +76,8 @@ def test_what_is_read_again_is_what_was_read(tmp_path: Path, reader: Reader) -> 
     assert (sample.fields["id"], sample.is_timed, sample.placeholders_put_in) == (7, True, False)
 
     again = measured(row, sample)
-    assert read_again(reader, shard, again, READ) == sample
-    assert read_text_only(reader, shard, again, READ, sample.raw) == sample._replace(media=[])
+    assert read_measured_sample(reader, shard, again, READ) == sample
+    assert read_without_opening_media(reader, shard, again, READ, sample.raw) == sample._replace(media=[])
     assert load_multi_mix_qa(SAMPLE | {"__key__": b"k"})["messages"] == sample.timed_messages  # the training side
 
 
@@ -84,7 +86,7 @@ def test_media_without_placeholders_are_put_in_each_time(tmp_path: Path, reader:
     sample = read_sample(reader, shard, row, READ)
     assert sample.placeholders_put_in
     assert not sample.is_timed
-    again = read_again(reader, shard, measured(row, sample), READ)
+    again = read_measured_sample(reader, shard, measured(row, sample), READ)
     assert texts(again.timed_messages) == texts(again.messages) == ["<image>what?", "this"]
 
 
@@ -95,7 +97,7 @@ def test_a_part_holds_its_own_media(tmp_path: Path, reader: Reader) -> None:
 
     def part(cut: Cut, own: list[str]) -> ReadSample:
         row = MeasuredRow("k", "json", 0, len(raw), [MediaPart("", 0, 0, kind, "") for kind in own], [], cut, 0, 0, 0)
-        return read_text_only(reader, TarShard("s.tar", "", 0, ""), row, READ, raw)
+        return read_without_opening_media(reader, TarShard("s.tar", "", 0, ""), row, READ, raw)
 
     first, second = part(Cut("1of2", 0, 2, None, "ivi"), kinds[:1]), part(Cut("2of2", 2, 4, None, "ivi"), kinds[1:])
     assert (texts(first.messages), first.fields) == (["<image>a", "b <image>"], {"video_frames": [], "id": 7})
@@ -107,7 +109,7 @@ def test_times_and_positions_of_a_part(tmp_path: Path, reader: Reader) -> None:
     shard, row = row_of(tmp_path, SAMPLE)
     whole = read_sample(reader, shard, row, READ)
     cut = measured(row, whole._replace(parts=whole.parts[1:]), Cut("2of2", 2, 4, None, "ii"))
-    part = read_text_only(reader, shard, cut, READ, whole.raw)
+    part = read_without_opening_media(reader, shard, cut, READ, whole.raw)
     assert texts(part.timed_messages) == ["<0.5 seconds><image>\nand?", "that"]
     assert part.fields["patch_positions"] == ["b.npy"]
     assert part.positions == whole.positions[1:]
@@ -121,7 +123,7 @@ def test_a_part_without_the_one_image_that_has_positions(tmp_path: Path, reader:
     whole = read_sample(reader, shard, row, READ)
     first = measured(row, whole, Cut("1of2", 0, 2, None, "i"))
     second = measured(row, whole._replace(parts=[]), Cut("2of2", 2, 4, None, "i"))
-    parts = [read_text_only(reader, shard, cut, READ, whole.raw) for cut in (first, second)]
+    parts = [read_without_opening_media(reader, shard, cut, READ, whole.raw) for cut in (first, second)]
     assert [texts(part.timed_messages) for part in parts] == [["<0.5 seconds><image>\na", "b"], ["c", "d"]]
     assert [(part.positions, part.is_timed) for part in parts] == [(whole.positions, True), ([], True)]
 

@@ -20,7 +20,7 @@ import pytest
 from energon_pack.config import Format, PackConfig, SourceConfig, Stage
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
-from energon_pack.run.stores import objects_of, requests
+from energon_pack.run.stores import client_of_profile, requests
 from energon_pack.run.stores.blocks import Blocks
 from energon_pack.run.stores.requests import StoreError
 from energon_pack.sources import blockwise, reader
@@ -61,7 +61,7 @@ def test_media_are_found_around_their_file(
     """In few requests, whatever lies in the folders: LLaVA's file names images of another folder."""
     if way != "obstore":
         monkeypatch.setattr("energon_pack.run.stores.is_forked", lambda: True)
-        objects_of.cache_clear()
+        client_of_profile.cache_clear()
     root = tmp_path / "in"
     for name in (
         "images/train/1.png",
@@ -79,7 +79,7 @@ def test_media_are_found_around_their_file(
     (shard,) = find_source(SourceConfig(), f"{source}/annotations").shards
     assert shard.media_root == f"{source}/images/train"
     assert len(bucket.seen().requests) <= {"obstore": 20, "multi-storage-client": 40}[way]
-    objects_of.cache_clear()
+    client_of_profile.cache_clear()
 
 
 def test_parquet_in_a_bucket_is_packed_as_from_disk(
@@ -172,11 +172,11 @@ def test_threads_that_read_ahead_share_a_client(bucket: Bucket, monkeypatch: pyt
     bucket.put("a.tar", bytes(4 << 20))
     address = f"{bucket.address}/a.tar"
     state = state_of(address)
-    made = objects_of.cache_info().misses
-    objects_of.cache_clear()
+    made = client_of_profile.cache_info().misses
+    client_of_profile.cache_clear()
     with open_file(address, state) as file:
         read_ahead([(file, [(start, 10) for start in range(0, 4 << 20, 1 << 18)])])
-    assert objects_of.cache_info().misses == made == 1
+    assert client_of_profile.cache_info().misses == made == 1
 
 
 def test_one_batch_that_was_read_ahead_is_held(bucket: Bucket) -> None:

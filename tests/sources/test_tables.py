@@ -15,16 +15,16 @@ import pytest
 from energon_pack.config.schema import MediaIn, PackConfig
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
-from energon_pack.samples.nulls import without_nulls
+from energon_pack.samples.nulls import without_null_fields
 from energon_pack.samples.skip import Skip
 from energon_pack.sources import parquet_rows
 from energon_pack.sources.find import files_of_split
-from energon_pack.sources.named_bytes import name_media, row_as_json
+from energon_pack.sources.named_bytes import json_with_media_names, replace_media_by_names
 from energon_pack.sources.open_tables import find_row
 from energon_pack.sources.page_content import SnappyPage, content_of
 from energon_pack.sources.settings import Format, SourceConfig
-from energon_pack.sources.source_path import find_forms, find_source, source_format, source_line
-from energon_pack.sources.storage import InMemory, with_bytes_read
+from energon_pack.sources.source_path import find_forms, find_source, source_format, source_summary
+from energon_pack.sources.storage import InMemory, call_counting_bytes
 from energon_pack.sources.table_shard import TableShard
 from support.packed import Make, samples
 from support.read_source import read
@@ -177,7 +177,7 @@ def test_forms_of_folders(tmp_path: Path) -> None:
     (tmp_path / "hub/README.md").touch()
     source = find_source(SourceConfig(), str(tmp_path / "hub"))
     assert source_format(source) is Format.table
-    assert source_line(source) == "Parquet, 1 file"
+    assert source_summary(source) == "Parquet, 1 file"
     (tmp_path / "tars").mkdir()
     (tmp_path / "tars/00000.tar").touch()
     write_parquet(tmp_path / "tars/00000.parquet", the_cauldron())
@@ -281,7 +281,7 @@ def test_rows_are_those_of_pyarrow_without_their_bytes(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist(rows, schema), path, row_group_size=100)
     for number, row in enumerate(rows):
         found = json.loads(parquet_rows.row_json(str(path), str(path.stat().st_mtime_ns), number))
-        expected = without_nulls(name_media(row, f"a.parquet::{number}"))
+        expected = without_null_fields(replace_media_by_names(row, f"a.parquet::{number}"))
         if not row["bare_many"]:  # an empty list of bytes alone is none
             del expected["bare_many"]
         assert found == expected, number
@@ -317,15 +317,15 @@ def test_the_head_of_an_image_costs_no_page(tmp_path: Path) -> None:
         assert json.loads(texts[7]) == {"image": "a.parquet::7/image", "text": "t"}
         return [parquet_rows.open_cell(str(path), f"{number}/image").read(0, 64) for number in range(40)]
 
-    found, num_bytes = with_bytes_read(heads, 0)
+    found, num_bytes = call_counting_bytes(heads, 0)
     assert found == [image[:64] for image in images]
     assert num_bytes < path.stat().st_size // 10
 
 
 def test_a_shuffled_plan_costs_a_row_its_own_work_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each row that was written made JSON of all rows of its group again, or opened its file again."""
-    as_json, read = Mock(wraps=row_as_json), Mock(wraps=parquet_rows._table_of_file)
-    monkeypatch.setattr(parquet_rows, "row_as_json", as_json)
+    as_json, read = Mock(wraps=json_with_media_names), Mock(wraps=parquet_rows._table_of_file)
+    monkeypatch.setattr(parquet_rows, "json_with_media_names", as_json)
     monkeypatch.setattr(parquet_rows, "_table_of_file", read)
     paths = [tmp_path / f"{number}.parquet" for number in range(40)]
     for path in paths:

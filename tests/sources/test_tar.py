@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_pack.sources.other_formats import unpack_command
+from energon_pack.sources.other_formats import decompress_command
 from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import NO_DATA, TarScan
 from energon_pack.sources.tar_member import is_header_of
@@ -171,7 +171,7 @@ def test_a_pair_of_zero_blocks_is_the_end(tmp_path: Path) -> None:
 def test_a_name_that_begins_like_bzip2_is_no_compression(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "x.tar", {"BZhou_1.json": b"{}"})
     with open_file(path) as file:
-        assert unpack_command(file) is None
+        assert decompress_command(file) is None
 
 
 def test_a_header_is_known_again(tmp_path: Path) -> None:

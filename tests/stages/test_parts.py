@@ -20,7 +20,7 @@ from energon_pack.config import PackConfig, Stage
 from energon_pack.dataset.destination import PlanMissing
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
-from energon_pack.run.work_parts import EqualSpans, Part
+from energon_pack.run.work_parts import EqualSpans, WorkPart
 from support.packed import demo_config, files
 from support.running import ROOT, run_here
 from support.texts import write_texts
@@ -151,8 +151,8 @@ def test_what_was_not_measured_is_measured_by_the_plan(config: PackConfig, tmp_p
 @given(st.lists(st.integers(0, 50), max_size=12), st.integers(1, 9))
 def test_each_thing_is_in_one_part(sizes: list[int], num_parts: int) -> None:
     """Each sample is in exactly one part, so it is measured once."""
-    spans, parts = EqualSpans(sizes), [Part(number, num_parts) for number in range(num_parts)]
-    assert sorted(number for part in parts for number in spans.items_in(part)) == [*range(len(sizes))]
+    spans, parts = EqualSpans(sizes), [WorkPart(number, num_parts) for number in range(num_parts)]
+    assert sorted(number for part in parts for number in spans.items_by_middle(part)) == [*range(len(sizes))]
     for number in range(len(sizes)):
         rows = [spans.rows_in(part, number, 7).tolist() for part in parts]
         assert sorted(row for mine in rows for row in mine) == [*range(7)]
@@ -162,14 +162,14 @@ def test_each_thing_is_in_one_part(sizes: list[int], num_parts: int) -> None:
 def test_parts_are_equal_in_bytes() -> None:
     """One file of 90 bytes and one of 10, in two parts: the first is cut at 50."""
     spans = EqualSpans([90, 10])
-    assert [len(spans.rows_in(Part(number, 2), 0, 9)) for number in range(2)] == [5, 4]
-    assert [spans.overlapping_items(Part(number, 2)) for number in range(2)] == [[0], [0, 1]]
+    assert [len(spans.rows_in(WorkPart(number, 2), 0, 9)) for number in range(2)] == [5, 4]
+    assert [spans.overlapping_items(WorkPart(number, 2)) for number in range(2)] == [[0], [0, 1]]
 
 
 @pytest.mark.parametrize("text", ["3", "3/3", "-1/2", "a/b", "1/0"])
 def test_a_part_is_a_number_of_parts(text: str) -> None:
     with pytest.raises(PackError, match=r"part=.*: must be NUMBER/PARTS"):
-        Part.parse(text)
+        WorkPart.parse(text)
 
 
 @pytest.mark.slow

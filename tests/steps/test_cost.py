@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from energon_pack.steps.cost import CostModel, cost_model, cost_model_from_config
+from energon_pack.steps.cost import CostModel, cost_model_from_config, cost_model_or_default
 from support.running import need_torchvision
 
 TEXT = {
@@ -89,11 +89,11 @@ def test_a_config_that_does_not_say_all_gives_weights_by_default(text: str | Non
     """A dataset must be packed for any processor, and what its steps are measured by is said."""
     if text is not None:
         (tmp_path / "config.json").write_text(text)
-    model = cost_model(tmp_path)
+    model = cost_model_or_default(tmp_path)
     assert model.lm_token == pytest.approx(2 * 7.07e9, rel=0.01)  # Qwen2-7B without embeddings
     assert model.source.endswith("28 layers × 3584 and a vision encoder of 32 × 1280, 4 patches a token")
     assert ("no config.json" in model.source) == (text is None)
-    assert cost_model(None).lm_token == model.lm_token
+    assert cost_model_or_default(None).lm_token == model.lm_token
 
 
 @pytest.mark.parametrize("wrong", [0, [], -5, "x", float("inf"), float("nan")])
@@ -105,7 +105,7 @@ def test_sizes_that_are_none_cost_something_all_the_same(name: str, wrong: Any, 
     vision: dict[str, Any] = {**VISION, "spatial_merge_size": 2, "image_size": 8}
     (vision if name in vision else text)[name] = wrong
     (tmp_path / "config.json").write_text(json.dumps({"text_config": text, "vision_config": vision}))
-    model = cost_model(tmp_path)
+    model = cost_model_or_default(tmp_path)
     json.dumps(model.to_json(), allow_nan=False)
     costs = (model.lm_flops(np.array([1, 100_000])), model.vision_flops(np.array([1, 100_000]), np.array([1, 1])))
     assert np.min(costs) > 0
@@ -113,14 +113,14 @@ def test_sizes_that_are_none_cost_something_all_the_same(name: str, wrong: Any, 
 
 def test_a_cost_model_is_kept() -> None:
     """`order` reads it from the dataset."""
-    model = cost_model(None)
+    model = cost_model_or_default(None)
     assert CostModel.from_json(json.loads(json.dumps(model.to_json()))) == model
 
 
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "granite_docling_idefics3"])
 def test_configs_as_they_are_published(name: str, real: Path) -> None:
     """Keys that a family has under another name must not end in weights by default."""
-    model = cost_model(real / "processors" / name)
+    model = cost_model_or_default(real / "processors" / name)
     assert model.source.endswith("config.json")
     sizes = {"qwen2_5_vl": 7.07e9, "qwen3_vl": 7.57e9, "granite_docling_idefics3": 0.164e9}
     assert model.lm_token == pytest.approx(2 * sizes[name], rel=0.01)

@@ -17,10 +17,10 @@ from megatron.energon import WorkerConfig
 from megatron.energon.flavors.webdataset.sharder import Sharder
 
 from energon_pack.errors import PackError
-from energon_pack.steps.cost import cost_model
+from energon_pack.steps.cost import cost_model_or_default
 from energon_pack.steps.evenness import Spread, evenness_figures, spread_of
 from energon_pack.steps.journal import Consumed, Journal, position_to_resume
-from energon_pack.steps.position import Position, Stream, Taken, numbers_taken_together
+from energon_pack.steps.position import PackOrder, Position, Taken, numbers_taken_together
 from energon_pack.steps.topology import Topology, num_packs_by_worker, reading_order
 from support.packed import demo_config, packed
 
@@ -57,7 +57,7 @@ def test_every_epoch_has_every_pack_once(
     num: int, data_parallel: int, workers: int, rounds: int, reorders: bool
 ) -> None:
     topology = Topology(data_parallel, workers, workers * rounds)
-    packs = Stream(num, topology, reorders)
+    packs = PackOrder(num, topology, reorders)
     for epoch in range(4):
         assert sorted(packs.pack_at(epoch * num + place) for place in range(num)) == list(range(num))
 
@@ -66,7 +66,7 @@ def test_every_epoch_has_every_pack_once(
 def test_units_stay_whole_over_epochs(num: int, data_parallel: int, micro_batches: int, reorders: bool) -> None:
     """Otherwise the packs left over from an epoch would shift all steps of the next one, which would mix two steps."""
     topology = Topology(data_parallel, 1, micro_batches)
-    packs, unit = Stream(num, topology, reorders), topology.unit_size
+    packs, unit = PackOrder(num, topology, reorders), topology.unit_size
     first = {frozenset(packs.pack_at(start + i) for i in range(unit)) for start in range(0, num // unit * unit, unit)}
     for epoch in range(1, 4):
         start = -(-epoch * num // unit) * unit
@@ -77,7 +77,7 @@ def test_units_stay_whole_over_epochs(num: int, data_parallel: int, micro_batche
 def test_later_epochs_have_the_steps_in_another_order() -> None:
     """The second epoch of a run was the first once more. A stretch of 64 steps is still one of the first epoch."""
     topology = Topology(4, 1, 1)
-    packs = Stream(4 * 640, topology, reorders=True)
+    packs = PackOrder(4 * 640, topology, reorders=True)
     epochs = [[packs.pack_at(epoch * 2560 + place) for place in range(2560)] for epoch in range(3)]
     steps = [[tuple(epoch[start : start + 4]) for start in range(0, 2560, 4)] for epoch in epochs]
     assert set(steps[0]) == set(steps[1]) == set(steps[2])
@@ -116,7 +116,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory, demo: tuple[Path, Path], c
 
 def test_the_figures_of_a_report_by_hand(dataset: Path) -> None:
     """Two ranks read the halves side by side: FLOPs of each pack, added up row by row."""
-    model = cost_model(None)
+    model = cost_model_or_default(None)
     costs: dict[str, float] = {}
     for row in pq.read_table(dataset / "pack_plan.parquet").to_pylist():
         num_images = sum(part["kind"] == "image" for part in row["parts"])
@@ -298,7 +298,7 @@ def test_each_pack_is_read_once_an_epoch_whoever_goes_on(
         left = [begun.number_at(index) for index in range(top + 2)]
         assert sorted({*seen, *(number for number in left if number <= top)}) == list(range(top + 1))
     seen += map(begun.number_at, range(3 * num))
-    stream = Stream(num, topology)
+    stream = PackOrder(num, topology)
     for epoch in range(2):
         packs = [stream.pack_at(number) for number in seen if number // num == epoch]
         assert sorted(packs) == list(range(num))

@@ -4,14 +4,14 @@ from dataclasses import replace
 from typing import Any
 
 from energon_pack.plan.note_counts import SampleNotes
-from energon_pack.plan.pack_lengths import Choice
+from energon_pack.plan.pack_lengths import TriedLength
 from energon_pack.plan.report import MediaFigures, Report
-from energon_pack.report.figures import Figures, LengthTrials, Origin, OverlongFacts, Source, SourceMedium
+from energon_pack.report.figures import Figures, FolderOutcome, LengthTrials, OverlongFacts, SourceFigures, SourceMedium
 from energon_pack.report.pages.bars import Histogram
 
 LENS = {"min": 100, "p50": 1000, "p90": 2000, "p99": 4000, "max": 5000}
 #: 1,000 samples of images, all in 128 packs
-SOURCE = Source(
+SOURCE = SourceFigures(
     samples=1000, measured=1000, tokens=1_000_000, skipped_by_reason={}, noted=SampleNotes(),
     by_medium={"image": SourceMedium(1000, 1000, 1_000_000, 400_000, LENS)},
     token_len=Histogram([64, 1024, 8192], {"image": [500, 500]}), lens=LENS, num_supervised=400_000,
@@ -27,12 +27,12 @@ REPORT = Report(
     members_per_pack={},
     token_len=LENS, visual_tokens_per_pack={}, attention_cost={}, flops={}, steps=None,
 )  # fmt: skip
-TRIES = [Choice(4096, 10, 0.01, 0.05, 240, 0.98), Choice(8192, 0, 0.0, 0.0, 128, 0.95)]
+TRIES = [TriedLength(4096, 10, 0.01, 0.05, 240, 0.98), TriedLength(8192, 0, 0.0, 0.0, 128, 0.95)]
 FIGURES = Figures(
     max_token_len=8192,
     source=SOURCE,
     length_trials=LengthTrials(TRIES, 1000, 1000),
-    origins=[Origin(".", 1000, 0, 0, 1_000_000)],
+    origins=[FolderOutcome(".", 1000, 0, 0, 1_000_000)],
     overlong_facts=OverlongFacts("text"),
     report=REPORT,
 )

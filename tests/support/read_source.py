@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from energon_pack.lengths.index import refuse_damaged
+from energon_pack.lengths.index import refuse_damaged_sources
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.reader import Reader
@@ -23,7 +23,7 @@ def read(path: Path, **settings: Any) -> dict[str, Read]:
     with Reader() as reader:
         for shard in find_source(SourceConfig(path=str(path), **settings), str(path)).shards:
             table = shard.index()
-            refuse_damaged([(shard, index_metadata(table))])
+            refuse_damaged_sources([(shard, index_metadata(table))])
             for row in rows_of(table, IndexRow):
                 assert row.key not in found
                 try:

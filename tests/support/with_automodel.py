@@ -17,7 +17,7 @@ import torch
 
 from energon_pack.automodel import PackRow, PackRows, collate, dataset
 from energon_pack.templates.full_processor import prepare_torchvision
-from energon_pack.training.encoded import Pack
+from energon_pack.training.encoded import TrainingPack
 from energon_pack.training.member_encoder import Encoded
 from support.alone import losses_alone
 from support.automodel import pack_overrides
@@ -193,7 +193,7 @@ def test_its_scheduler_tells_of_epochs(pack: list[str], demo: tuple[Path, Path])
 # -------------------------------------------------------------------------------------------------------------- recipe
 
 
-def each_alone(pack: Pack) -> dict[str, Encoded]:
+def each_alone(pack: TrainingPack) -> dict[str, Encoded]:
     """The members of a pack of images by id, each with its own media."""
     found, first, patches = {}, 0, 0
     for member in pack.members:

@@ -10,7 +10,7 @@ import torch
 
 from energon_pack.automodel import PackRows, check_members_kept_apart, collate
 from energon_pack.errors import PackError
-from energon_pack.training.encoded import Pack
+from energon_pack.training.encoded import TrainingPack
 from energon_pack.training.forward_inputs import missing_kernels
 from energon_pack.training.joining import join
 from support.tiny import FAMILIES, make_batch, make_members, make_model
@@ -24,10 +24,10 @@ class TinyPacks:
         self.encoder = SimpleNamespace(layout="neat", mask=FAMILIES[name].mask, batch=self._batch)
         self._name = name
 
-    def __getitem__(self, index: int) -> Pack:
-        return Pack("", self.members[:3] if index == 0 else self.members[3:], {}, [])
+    def __getitem__(self, index: int) -> TrainingPack:
+        return TrainingPack("", self.members[:3] if index == 0 else self.members[3:], {}, [])
 
-    def _batch(self, packs: list[Pack]) -> Any:
+    def _batch(self, packs: list[TrainingPack]) -> Any:
         batch = make_batch(self._name, [pack.members for pack in packs], shifted=True)
         media = join(member.media for pack in packs for member in pack.members)
         none = torch.zeros(len(packs), dtype=torch.long)

@@ -20,14 +20,14 @@ from energon_pack.errors import PackError
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.build import build
-from energon_pack.templates.choose_rules import choose_template
+from energon_pack.templates.choose_rules import build_with_best_rules
 from energon_pack.templates.families import AUTO
 from energon_pack.templates.families.asked_processor import ProcessorProbe
 from energon_pack.templates.families.meta_tensors import ShapesOnly
-from energon_pack.templates.families.sound_steps import StepCache
+from energon_pack.templates.families.sound_steps import LengthRangeCache
 from energon_pack.templates.families.stand_ins import BlankMedia
 from energon_pack.templates.folder import processor_class
-from energon_pack.templates.models import packaged_models, read_model
+from energon_pack.templates.models import packaged_models, read_model_node
 from energon_pack.templates.processor import build_uncached_template, choice_of, load_saved_template, prepare_template
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import MediaConfig
@@ -60,7 +60,7 @@ def test_another_familys_processor_is_refused_at_once(real: Path, processor: str
     same: dict[tuple[object, ...], bool] = {}  # models that differ in their names alone
     taken = set()
     for model in set(packaged_models()) - {"text"}:
-        node = read_model(model)
+        node = read_model_node(model)
         if node["template"] == AUTO:
             continue
         how = node["template"], node.get("factor"), node.get("add_special_tokens")
@@ -151,14 +151,14 @@ def test_a_family_that_is_asked_takes_no_other_familys_processor(real: Path) -> 
     """`+model=phi4_multimodal` packed with any processor, whose media it counted right, for a model of another name."""
     need_torchvision()
     for name in packaged_models():
-        node = read_model(name)
+        node = read_model_node(name)
         if node["template"] != AUTO or name == AUTO:
             continue
         for processor in sorted((real / "processors").iterdir()):
             if node["processor_class"] != processor_class(processor):
                 settings = of_model(node["template"], processor, processor_class=node["processor_class"])
                 with pytest.raises(PackError, match=r"\+model=\w+ packs"):
-                    choose_template(settings, processor)
+                    build_with_best_rules(settings, processor)
 
 
 class Sizes(BlankMedia):
@@ -216,7 +216,7 @@ def test_a_step_is_asked_once() -> None:
         asked.append(length)
         return count(length)
 
-    answers = StepCache(ask, int)
+    answers = LengthRangeCache(ask, int)
     lengths = drawn(5000)
     assert [answers(length) for length in lengths] == [count(length) for length in lengths]
     assert len(asked) < 3 * 1500
@@ -229,7 +229,7 @@ def test_a_step_is_asked_once() -> None:
 def test_what_does_not_grow_is_asked_each_time(rule: object) -> None:
     """Between two lengths with one answer others may lie, or one size may have two answers."""
     assert callable(rule)
-    answers = StepCache(rule, lambda answer: answer[0] if isinstance(answer, tuple) else answer)
+    answers = LengthRangeCache(rule, lambda answer: answer[0] if isinstance(answer, tuple) else answer)
     assert all(answers(length) == rule(length) for length in drawn(400))
 
 
@@ -241,7 +241,7 @@ def test_what_is_refused_is_refused() -> None:
             raise ValueError(f"{length} samples")
         return count(length)
 
-    answers = StepCache(ask, int)
+    answers = LengthRangeCache(ask, int)
     for length in drawn(600):
         if 5000 <= length <= 1_000_000:
             assert answers(length) == count(length)
@@ -252,7 +252,7 @@ def test_what_is_refused_is_refused() -> None:
 
 @given(st.integers(1, 700), st.integers(1, 9), st.integers(1, 4000), st.integers(0, 1 << 30))
 def test_any_rule_of_steps(hop: int, frames: int, most: int, seed: int) -> None:
-    answers = StepCache(lambda length: count(length, hop, frames, most), int)
+    answers = LengthRangeCache(lambda length: count(length, hop, frames, most), int)
     assert all(answers(length) == count(length, hop, frames, most) for length in drawn(150, seed))
 
 

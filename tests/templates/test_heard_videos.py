@@ -20,7 +20,7 @@ from energon_pack.samples.media.streams import decode_audio
 from energon_pack.samples.member import SampleOptions
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.build import build
-from energon_pack.templates.choose_rules import choose_template
+from energon_pack.templates.choose_rules import build_with_best_rules
 from energon_pack.templates.families.asked_processor import ProcessorProbe
 from energon_pack.templates.families.stand_ins import blank_spectrogram_method
 from energon_pack.templates.full_processor import full_processor
@@ -185,10 +185,10 @@ def test_a_wrong_interleaving_is_seen_before_any_sample(tmp_path: Path, monkeypa
     monkeypatch.setattr(
         "energon_pack.templates.choose_rules.Trial", partial(Trial, lists=[(), ("video",), (HEARD_VIDEOS,)])
     )
-    template, choice = choose_template(settings, folder)
+    template, choice = build_with_best_rules(settings, folder)
     assert choice.left_out.get(HEARD_VIDEOS) is None
     monkeypatch.setattr(ProcessorProbe, "texts", behind)
-    template, choice = choose_template(settings, folder)
+    template, choice = build_with_best_rules(settings, folder)
     assert "the full processor" in choice.left_out[HEARD_VIDEOS]
     with pytest.raises(Skip, match="hears no sound of a video"):
         template.render(asked(looked_at(video_with_sound())))

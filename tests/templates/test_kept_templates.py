@@ -12,7 +12,7 @@ from energon_pack.templates.processor import (
     identity_of,
     load_saved_template,
     prepare_template,
-    saved_template,
+    saved_template_folder,
 )
 from energon_pack.templates.settings import TemplateSettings
 from support.models import of_model
@@ -38,9 +38,9 @@ def files_in(folder: str) -> dict[str, bytes]:
 
 
 def test_another_cache_gets_the_same_template(settings: TemplateSettings, tmp_path: Path, user: Path) -> None:
-    assert saved_template(settings, tmp_path / "first") is None
+    assert saved_template_folder(settings, tmp_path / "first") is None
     made = prepare_template(settings, tmp_path / "first")
-    copied = saved_template(settings, tmp_path / "second")
+    copied = saved_template_folder(settings, tmp_path / "second")
     assert copied is not None
     assert Path(copied).parent == tmp_path / "second" / "templates"
     assert files_in(copied) == files_in(made) == files_in(os.fspath(user / Path(made).name))
@@ -53,13 +53,13 @@ def test_a_changed_file_another_setting_or_version_is_another_template(
 ) -> None:
     prepare_template(settings, tmp_path / "first")
     with_date = replace(settings, model=replace(settings.model, date="2020-01-02"))
-    assert saved_template(with_date, tmp_path / "second") is None
+    assert saved_template_folder(with_date, tmp_path / "second") is None
     with monkeypatch.context() as patched:
         patched.setattr("energon_pack.templates.processor.version_of", {"transformers": "6.0"}.get)
-        assert saved_template(settings, tmp_path / "second") is None
+        assert saved_template_folder(settings, tmp_path / "second") is None
     file = tmp_path / "processor" / OTHER_FILE
     file.write_text(file.read_text() + "\n")
-    assert saved_template(settings, tmp_path / "second") is None
+    assert saved_template_folder(settings, tmp_path / "second") is None
 
 
 def test_a_damaged_copy_is_made_again(
@@ -67,10 +67,10 @@ def test_a_damaged_copy_is_made_again(
 ) -> None:
     name = Path(prepare_template(settings, tmp_path / "first")).name
     (user / name / "tokenizer.json").write_text("{}")
-    assert saved_template(settings, tmp_path / "second") is None
+    assert saved_template_folder(settings, tmp_path / "second") is None
     assert f"{user / name} can't be read, and is made again" in caplog.text
     prepare_template(settings, tmp_path / "second")
-    assert saved_template(settings, tmp_path / "third")
+    assert saved_template_folder(settings, tmp_path / "third")
 
 
 def test_the_user_has_the_eight_that_were_used_last(settings: TemplateSettings, tmp_path: Path, user: Path) -> None:
@@ -88,4 +88,4 @@ def test_a_user_without_a_cache_packs_all_the_same(
     (tmp_path / "user").write_text("no folder")
     prepare_template(settings, tmp_path / "first")
     assert "is not kept for the next start" in caplog.text
-    assert saved_template(settings, tmp_path / "second") is None
+    assert saved_template_folder(settings, tmp_path / "second") is None

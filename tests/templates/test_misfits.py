@@ -13,7 +13,7 @@ import pytest
 from energon_pack.errors import PackError
 from energon_pack.samples.media.medium import Media
 from energon_pack.templates.build import build
-from energon_pack.templates.choose_rules import MediaRulesChoice, choose_template
+from energon_pack.templates.choose_rules import MediaRulesChoice, build_with_best_rules
 from energon_pack.templates.families.qwen_vl import QwenVL
 from energon_pack.templates.families.rules import positive_int
 from energon_pack.templates.full_processor import quiet_transformers
@@ -217,7 +217,7 @@ def test_an_argument_that_nothing_reads_is_named(tmp_path: Path) -> None:
     folder = ovis2(tmp_path / "processor")
     given = {"max_patches": 2, "max_pachtes": 2, "padding_side": "left", "use_fast": True, "image_seq_length": 4}
     settings = of_model("auto", folder, processor_kwargs=given)
-    _, choice = choose_template(settings, folder)
+    _, choice = build_with_best_rules(settings, folder)
     assert [line for line in choice.lines("auto") if "processor_kwargs" in line] == [
         "model.processor_kwargs.max_pachtes: Ovis2Processor has no such setting"
     ]

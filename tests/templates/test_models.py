@@ -11,13 +11,13 @@ import pytest
 from huggingface_hub import errors
 from omegaconf import OmegaConf
 
-from energon_pack.config import Mask, ModelConfig, Rope
+from energon_pack.config import AttentionMaskKind, ModelConfig, Rope
 from energon_pack.errors import PackError
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, VIDEO
-from energon_pack.sources.storage import expand
+from energon_pack.sources.storage import resolve_source_entry
 from energon_pack.templates.families import AUTO, FAMILIES
-from energon_pack.templates.folder import local_folder
-from energon_pack.templates.models import model_name_of, packaged_models, read_model
+from energon_pack.templates.folder import find_or_download_folder
+from energon_pack.templates.models import model_name_of, packaged_models, read_model_node
 from energon_pack.templates.processor import choice_of, prepare_template
 from support.models import of_model
 from support.running import ROOT, command, need_torchvision
@@ -41,7 +41,7 @@ _CLASSES = {
 CLASSES = _CLASSES | {
     name: node["processor_class"].removesuffix("Processor")
     for name in packaged_models()
-    if "processor_class" in (node := read_model(name))
+    if "processor_class" in (node := read_model_node(name))
 }
 
 
@@ -56,12 +56,12 @@ def rows() -> Iterator[tuple[str, list[str]]]:
 @pytest.mark.parametrize("name", packaged_models())
 def test_each_yaml_is_a_model(name: str) -> None:
     """A key that is none, or a value of no meaning, would end the run of whoever takes the model at its word."""
-    node = read_model(name)
+    node = read_model_node(name)
     merged = OmegaConf.to_container(OmegaConf.merge(OmegaConf.structured(ModelConfig), node), enum_to_str=True)
     assert isinstance(merged, dict)
     assert merged["name"] == name
     assert merged["template"] in (*FAMILIES, AUTO)
-    assert merged["mask"] in Mask.__members__
+    assert merged["mask"] in AttentionMaskKind.__members__
     assert merged["rope"] in Rope.__members__
     assert not merged["trust_remote_code"], "whose code is run, a user says"
     assert node["hub_id"] is None or re.fullmatch(r"[\w.-]+/[\w.-]+", node["hub_id"])
@@ -76,7 +76,7 @@ def test_the_page_has_each_model() -> None:
     found = dict(rows())
     assert sorted(found) == packaged_models()
     for name, (_, _, mask, rope) in found.items():
-        node = read_model(name)
+        node = read_model_node(name)
         assert (mask, rope) == (node["mask"], node["rope"]), name
 
 
@@ -114,7 +114,7 @@ SEEING = [row for row in rows() if row[0] in CLASSES and row[1][:2] != ["–", "
 @pytest.mark.parametrize(("name", "cells"), SEEING)
 def test_what_counts_each_models_media(dummies: Path, tmp_path: Path, name: str, cells: list[str]) -> None:
     """`rules`, `shapes` or `pixels`, for each kind of media, with a small processor of the model's class."""
-    node, folder = read_model(name), dummies / f"{CLASSES[name]}Processor"
+    node, folder = read_model_node(name), dummies / f"{CLASSES[name]}Processor"
     if not folder.is_dir():
         pytest.skip("its class needs a package that is not here")
     settings = of_model(
@@ -144,7 +144,7 @@ def test_the_hub_says_no_for_a_reason(kind: type[Exception], monkeypatch: pytest
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
     with pytest.raises(PackError, match=rf"did not give it \({kind.__name__}.*HF_TOKEN.*model\.processor=FOLDER"):
-        local_folder("a/b")
+        find_or_download_folder("a/b")
 
 
 def test_a_processor_of_another_model_is_answered_with_its_name() -> None:
@@ -156,7 +156,7 @@ def test_a_processor_of_another_model_is_answered_with_its_name() -> None:
 
 def test_a_folder_that_is_not_there_is_no_name_of_a_hub(tmp_path: Path) -> None:
     with pytest.raises(PackError, match=r"no such folder$"):
-        local_folder(str(tmp_path / "none"))
+        find_or_download_folder(str(tmp_path / "none"))
 
 
 def test_a_folder_of_something_else_is_no_processor_and_a_near_path_is_named(tmp_path: Path) -> None:
@@ -164,8 +164,8 @@ def test_a_folder_of_something_else_is_no_processor_and_a_near_path_is_named(tmp
     (tmp_path / "qwen2_5_vl").mkdir()
     (tmp_path / "qwen2_5_vl" / "data.json").write_text("[]")
     with pytest.raises(PackError, match=r"no folder of a processor: preprocessor_config\.json"):
-        local_folder(str(tmp_path / "qwen2_5_vl"))
+        find_or_download_folder(str(tmp_path / "qwen2_5_vl"))
     with pytest.raises(PackError, match=r"no such folder; did you mean .*/qwen2_5_vl\?$"):
-        local_folder(str(tmp_path / "qwen25_vl"))
+        find_or_download_folder(str(tmp_path / "qwen25_vl"))
     with pytest.raises(PackError, match=r"no such folder or file; did you mean .*/qwen2_5_vl/data\.json\?$"):
-        expand(str(tmp_path / "qwen2_5_vl" / "dat.json"))
+        resolve_source_entry(str(tmp_path / "qwen2_5_vl" / "dat.json"))

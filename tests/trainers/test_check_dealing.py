@@ -7,7 +7,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from energon_pack import PackError
-from energon_pack.trainers.check_dealing import breaking_setting, check_dealing, describe_dealing, in_order_setting
+from energon_pack.trainers.check_dealing import breaking_setting, check_dealing, check_dealt_rows, in_order_setting
 
 
 @pytest.mark.parametrize(
@@ -52,15 +52,15 @@ def deal(num: int, ranks: int, size: int = 1) -> list[list[list[int]]]:
 
 @pytest.mark.parametrize(("num", "ranks", "size"), [(8, 1, 1), (8, 2, 1), (12, 2, 3), (9, 2, 1)])
 def test_rows_that_are_dealt_once_are_said_to_be(num: int, ranks: int, size: int) -> None:
-    assert describe_dealing(deal(num, ranks, size), num, "").endswith("in the order of as_dataset, so steps are even")
+    assert check_dealt_rows(deal(num, ranks, size), num, "").endswith("in the order of as_dataset, so steps are even")
 
 
 def test_rows_that_are_dealt_twice_or_never_are_refused() -> None:
     """As a sampler that knows ranks inside a loader that deals its share once more; or none that deals."""
     with pytest.raises(PackError, match="6 of 8 packs reach no rank"):
-        describe_dealing([[[0]], [[2]]], 8, "")
+        check_dealt_rows([[[0]], [[2]]], 8, "")
     with pytest.raises(PackError, match="8 of 8 packs are dealt twice"):
-        describe_dealing([deal(8, 1)[0], deal(8, 1)[0]], 8, "")
+        check_dealt_rows([deal(8, 1)[0], deal(8, 1)[0]], 8, "")
 
 
 class Epochs(list[Any]):

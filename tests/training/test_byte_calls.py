@@ -14,7 +14,7 @@ from energon_pack.samples.media.arguments import PreparedMedia
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.member import MemberInput
 from energon_pack.templates.processor import build_uncached_template
-from energon_pack.training.byte_calls import ByteCalls, OtherStepsError, _Steps
+from energon_pack.training.byte_calls import BytePixelProcessor, UnknownPixelStepError, _Steps
 from energon_pack.training.media_inputs import MediaProcessor
 from energon_pack.training.member_encoder import MemberEncoder
 from support.marks import slow
@@ -42,7 +42,7 @@ def media_processor(real: Path, name: str) -> MediaProcessor:
     need_torchvision()
     rules = build_uncached_template(of_model(FORMS[name][0], real / "processors" / name)).input_rules
     media = MediaProcessor(rules)
-    media._byte_calls = ByteCalls(media._call, dirty)
+    media._byte_calls = BytePixelProcessor(media._call, dirty)
     return media
 
 
@@ -104,7 +104,7 @@ def test_what_is_added_behind_the_normalization_is_seen() -> None:
     """Zeros of a frame are no black pixels: normalized they would be other numbers."""
     steps = _Steps()
     made = steps.copy_keeping_bytes(Padding())(torch.zeros(1, 3, 4, 4, dtype=torch.uint8))
-    with pytest.raises(OtherStepsError):
+    with pytest.raises(UnknownPixelStepError):
         steps.pixel_input_and_scale({"pixel_values": made})
 
 
@@ -121,7 +121,7 @@ def test_memory_of_a_batch_before_shows_nowhere(real: Path) -> None:
     """Padding is written, too: what lies in used memory would train a model."""
     need_torchvision()
     encoder = MemberEncoder(build_uncached_template(of_model("qwen_vl", real / "processors/qwen2_5_vl")).input_rules)
-    encoder.media_processor._byte_calls = ByteCalls(encoder.media_processor._call, dirty)
+    encoder.media_processor._byte_calls = BytePixelProcessor(encoder.media_processor._call, dirty)
     turns = [{"role": "user", "content": "<image>?"}, {"role": "assistant", "content": "That."}]
     members = [MemberInput(str(n), turns, [LazyImage(picture(60, 90 + n), "i")], []) for n in range(2)]
     _, media = encoder.encode_together(members, lambda *_: None)

@@ -16,7 +16,7 @@ from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.run import stores
 from energon_pack.run.address import energon_address
-from energon_pack.run.stores import objects_of, requests
+from energon_pack.run.stores import client_of_profile, requests
 from energon_pack.run.stores.blocks import Blocks
 from energon_pack.sources import blockwise
 from support.from_stores import batches, equal
@@ -50,14 +50,14 @@ def google(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
             patch.setenv(name, value)
         patch.setattr(tempfile, "tempdir", None)
         patch.setattr(blockwise, "BLOCKS", Blocks())
-        objects_of.cache_clear()
+        client_of_profile.cache_clear()
         server = [sys.executable, "-c", _SERVER, port]
         with subprocess.Popen(server, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == b"started\n"
             yield "gs://my-data"
             process.kill()
-    objects_of.cache_clear()
+    client_of_profile.cache_clear()
 
 
 def put_folder(folder: Path, address: str) -> str:
@@ -110,7 +110,7 @@ def test_an_object_has_one_version_however_it_is_asked(google: str, tmp_path: Pa
     stores.put_file(f"{google}/in/large", large)
     assert stores.read_whole(f"{google}/in/large") == large.read_bytes()
     assert bytes(stores.read(f"{google}/in/large", 5, 9)[0]) == large.read_bytes()[5:9]
-    stores.delete([f"{google}/in/a", f"{google}/in/large"])
+    stores.delete_in_profile([f"{google}/in/a", f"{google}/in/large"])
     with pytest.raises(FileNotFoundError):
         stores.find(f"{google}/in/a")
     assert stores.list_recursively(f"{google}/in") == {}

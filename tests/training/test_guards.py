@@ -15,7 +15,7 @@ from energon_pack.training.batch import PackedBatch
 from energon_pack.training.forward_inputs import MixingError, check_inputs
 from energon_pack.training.guards import guard
 from energon_pack.training.layout import Member, RowForm, neat
-from energon_pack.training.masks import ImageAttention, Outline
+from energon_pack.training.masks import ImageAttention, ModelOutline
 from energon_pack.training.member_encoder import Encoded
 from support.tiny import TEXT, MadeEncoder, make_batch, make_members, make_model, text_members, tf
 
@@ -306,7 +306,7 @@ DEVICE = torch.device("lazy")
 def test_inputs_are_made_on_the_device_of_the_batch(mask: str) -> None:
     """`hybrid` numbered members on the CPU: on a GPU `guard` refused every class with a state, and training stopped."""
     made = neat([[member.tokens for member in text_members(64)]], RowForm())
-    outline = Outline("Tiny", False, None, 4, 4, ImageAttention.IN_WINDOWS, torch.float32, DEVICE)
+    outline = ModelOutline("Tiny", False, None, 4, 4, ImageAttention.IN_WINDOWS, torch.float32, DEVICE)
     with FakeTensorMode(shape_env=ShapeEnv()) as fake:
         batch = PackedBatch({k: fake.from_tensor(v) if isinstance(v, Tensor) else v for k, v in made.items()})
         batch.mask = mask

@@ -15,9 +15,9 @@ from energon_pack.templates.template import Template
 from energon_pack.training.encoded import has_audio_in_video
 from energon_pack.training.media_inputs import MediaProcessor
 from energon_pack.training.member_encoder import Encoded, MemberEncoder
-from energon_pack.training.processor_calls import ProcessorCalls, _random_medium
-from energon_pack.training.proof import prove
-from energon_pack.training.rope import OwnRope
+from energon_pack.training.processor_calls import MediaProcessorCaller, _random_medium
+from energon_pack.training.proof import try_masks
+from energon_pack.training.rope import ModelClassRope
 from energon_pack.training.rope_rule import rope_rule_of
 from support import omni, processors
 from support.models import of_model
@@ -57,7 +57,7 @@ def config_of(name: str, template: Template) -> Any:
 
 def members_of(template: Template) -> list[Encoded]:
     rope = rope_rule_of("auto", template.input_rules)
-    assert isinstance(rope, OwnRope)
+    assert isinstance(rope, ModelClassRope)
     return MemberEncoder(template.input_rules, rope).probe_members()
 
 
@@ -95,7 +95,7 @@ def test_guard_shows_packs_with_them(template: Template, name: str, monkeypatch:
         True,
         False,
     ]
-    proof = prove(make, config, members, "positions")[-1]
+    proof = try_masks(make, config, members, "positions")[-1]
     assert proof.is_exact, proof
 
     class Leaky(make):  # type: ignore[misc, valid-type]
@@ -104,16 +104,16 @@ def test_guard_shows_packs_with_them(template: Template, name: str, monkeypatch:
             out.logits = out.logits + 1e-2 * out.logits.cumsum(1)
             return out
 
-    assert not prove(Leaky, config, members, "positions")[-1].is_exact
+    assert not try_masks(Leaky, config, members, "positions")[-1].is_exact
     monkeypatch.setattr("energon_pack.training.rope.has_audio_in_video", lambda types: False)
-    assert not prove(make, config, members_of(template), "positions")[-1].is_exact
+    assert not try_masks(make, config, members_of(template), "positions")[-1].is_exact
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_inputs_of_members_are_joined_as_the_processor_shows(template: Template, name: str) -> None:
     """One call for all, or a call for each: sounds of videos and others are in the order of their tokens."""
     members = list(given(template))
-    alone = [ProcessorCalls(template.input_rules)([member]) for member in members]
+    alone = [MediaProcessorCaller(template.input_rules)([member]) for member in members]
     together = MediaProcessor(template.input_rules)(members)
     for key, value in together.items():
         if key != "input_features":  # whose last frames see the padding

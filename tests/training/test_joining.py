@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from energon_pack.training.joining import Join, JoinError, JoinRules, find_joins, join
+from energon_pack.training.joining import FoundJoins, Join, JoinError, find_joins, join
 
 #: by member, the tiles of each image, or the frames of each clip
 SIZES = ([2], [5], [1, 3])
@@ -171,7 +171,7 @@ def test_sounds_are_padded_where_their_mask_hides_it() -> None:
 
     shown = find_joins(call, [30, 12, 21], [12, 12])
     names = ("feature_attention_mask", "input_features")
-    assert shown == JoinRules(dict.fromkeys(names, Join(0, pad_value=0.0)), can_call_once=False)
+    assert shown == FoundJoins(dict.fromkeys(names, Join(0, pad_value=0.0)), can_call_once=False)
     joined = join([call([length], False) for length in (30, 12)], shown.joins)
     assert joined["input_features"].shape == (2, 2, 30)
     assert joined["input_features"][1, 0, 10:14].tolist() == [11, 12, 0, 0]
@@ -187,7 +187,7 @@ def test_sounds_are_padded_behind_their_lengths() -> None:
         return {"input_features": features[:, None], "lengths": torch.tensor(lengths)}
 
     shown = find_joins(call, [30, 12, 21], [12, 12])
-    assert shown == JoinRules({"input_features": Join(0, pad_value=0.0), "lengths": Join()}, can_call_once=False)
+    assert shown == FoundJoins({"input_features": Join(0, pad_value=0.0), "lengths": Join()}, can_call_once=False)
     joined = join([call([length], False) for length in (3, 1)], shown.joins)
     assert joined["input_features"].tolist() == [[[1, 2, 3]], [[1, 0, 0]]]
     without = find_joins(

@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.layout import IGNORE, RowForm, neat
-from energon_pack.training.proof import prove, try_class
+from energon_pack.training.proof import try_masks, try_small_model
 from energon_pack.training.small_model import small_model
 from support.emulated_flash import emulated_flash
 from support.running import ROOT, command
@@ -56,7 +56,7 @@ def hybrid(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Any]]:
 def test_members_are_apart_by_the_kernels_alone(hybrid: tuple[Any, Any]) -> None:
     """docs/tables/classes.csv said that no class is exact by kernels, for none were there to ask."""
     make, config = hybrid
-    tried = prove(make, config, text_members(64))
+    tried = try_masks(make, config, text_members(64))
     assert [(proof.mask, proof.is_exact) for proof in tried] == [
         ("positions", False),
         ("dict4d", False),
@@ -102,7 +102,7 @@ def test_a_fused_kernel_that_knows_no_members_is_refused() -> None:
         vars(old)["__signature__"] = inspect.Signature([one for name, one in taken.items() if name != "seq_idx"])
         vars(kernels)[fused.__name__] = old
         with with_kernels("falcon_h1") as (module,):
-            tried = prove(module.FalconH1ForCausalLM, config_of("falcon_h1"), text_members(64), "hybrid")
+            tried = try_masks(module.FalconH1ForCausalLM, config_of("falcon_h1"), text_members(64), "hybrid")
     assert not tried[-1].is_exact
     assert "in train(), packed and alone differ" in str(tried[-1])
 
@@ -112,7 +112,7 @@ def test_flash_attention_keeps_members_apart_by_its_boundaries(window: int | Non
     """Emulated: with kernels of variable length, what tells members apart is cu_seq_lens alone."""
     config = tf.MistralConfig(**TEXT, sliding_window=window)
     with emulated_flash():
-        assert prove(tf.MistralForCausalLM, config, text_members(64), "positions", "flash_attention_2")[-1].is_exact
+        assert try_masks(tf.MistralForCausalLM, config, text_members(64), "positions", "flash_attention_2")[-1].is_exact
         torch.manual_seed(0)
         models = [tf.MistralForCausalLM._from_config(config, attn_implementation="flash_attention_2")]
     models.append(tf.MistralForCausalLM._from_config(config, attn_implementation="sdpa"))
@@ -129,7 +129,7 @@ def test_learned_positions_are_refused_in_bfloat16_too() -> None:
     config = tf.BlenderbotSmallConfig(**sizes, max_position_embeddings=64, is_decoder=True, is_encoder_decoder=False)
     with emulated_flash():
         model = small_model(tf.BlenderbotSmallForCausalLM, config, "flash_attention_2").to(torch.bfloat16)
-        finding = try_class(model, text_members(64))
+        finding = try_small_model(model, text_members(64))
     assert finding.is_conclusive
     assert 0.02 < max(finding.differences) < 0.2
     assert finding.mixes

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from energon_pack.training.fixed_shapes import packed_seq_params
 from energon_pack.training.layout import IGNORE, Member, RowForm, neat, seq_idx
-from energon_pack.training.megatron_layouts import mlm, one_row_per_member, thd
+from energon_pack.training.megatron_layouts import multimodal, one_row_per_member, thd
 from energon_pack.training.member_encoder import Encoded
 from support.tiny import FAMILIES, alone, make_batch, make_members, make_model
 
@@ -97,7 +97,7 @@ def test_rows_and_mlm() -> None:
     assert rows["input_ids"].tolist() == [[10, 11, 12, 0], [20, 21, 0, 0], [30, 31, 32, 33]]
     with pytest.raises(ValueError, match="ends with token 0"):
         one_row_per_member([member(3, -2)], RowForm())
-    batch = mlm(THREE, RowForm(multiple=4))
+    batch = multimodal(THREE, RowForm(multiple=4))
     assert batch["labels"].shape == (1, 13)  # its step drops the first
     assert batch["labels"][0, 1:].tolist() == thd(THREE, RowForm(multiple=4))["labels"][0].tolist()
     assert values(batch, "cu_lengths", "max_lengths") == [[[0, 4, 8, 12]], [4]]

@@ -24,7 +24,7 @@ from energon_pack.templates.sample import Sample
 from energon_pack.training.batch import PackedBatch, touch_vision
 from energon_pack.training.joining import Join, JoinError
 from energon_pack.training.member_encoder import Encoded, MemberEncoder
-from energon_pack.training.processor_calls import ProcessorCalls
+from energon_pack.training.processor_calls import MediaProcessorCaller
 from energon_pack.training.rope import RopeRule
 from support import processors
 from support.hearing import HEARING
@@ -93,7 +93,7 @@ def test_clips_of_several_lengths_go_into_one_pack(real: Path) -> None:
     assert len(media["pixel_values"]) == 7
 
 
-def unjoinable(calls: ProcessorCalls, members: Any, as_rows: bool = False) -> dict[str, torch.Tensor]:
+def unjoinable(calls: MediaProcessorCaller, members: Any, as_rows: bool = False) -> dict[str, torch.Tensor]:
     """A processor with a mask of each medium and each other one."""
     num_media = sum(len(member.order) for member in members)
     return {"pixel_values": torch.ones(num_media, 3), "cross_mask": torch.ones(1, num_media, num_media)}
@@ -104,7 +104,7 @@ def test_what_can_not_be_joined_is_an_error_before_any_sample(real: Path, monkey
     need_torchvision()
     template = build_uncached_template(of_model("shapes", real / "processors" / "qwen2_vl"))
     MemberEncoder(template.input_rules).check_processor()
-    monkeypatch.setattr(ProcessorCalls, "__call__", unjoinable)
+    monkeypatch.setattr(MediaProcessorCaller, "__call__", unjoinable)
     with pytest.raises(JoinError, match="Qwen2VLProcessor: images of several members can't be joined: no rule joins"):
         MemberEncoder(template.input_rules).check_processor()
 
@@ -130,7 +130,7 @@ def test_types_of_tokens_are_the_processors_own(real: Path, monkeypatch: pytest.
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "That."}]
     member = MemberInput("k", turns, [], [])
     assert not MemberEncoder(template.input_rules).encode_alone(member).tokens.types.any()
-    monkeypatch.setattr(ProcessorCalls, "token_types", lambda _, ids: [2] * len(ids))
+    monkeypatch.setattr(MediaProcessorCaller, "token_types", lambda _, ids: [2] * len(ids))
     asked = replace(template.input_rules, is_asked=True)
     assert MemberEncoder(asked).encode_alone(member).tokens.types.unique().tolist() == [2]
 

@@ -12,7 +12,7 @@ from energon_pack.training import proof
 from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.guards import guard
 from energon_pack.training.layout import IGNORE
-from energon_pack.training.proof import part_kinds_of, prove, replaced_forwards, try_class
+from energon_pack.training.proof import part_kinds_of, replaced_forwards, try_masks, try_small_model
 from energon_pack.training.shrunk_config import shrink
 from energon_pack.training.small_model import SMALL_LEN, small_model
 from support.tiny import TEXT, MadeEncoder, make_batch, make_members, make_model, text_members, tf
@@ -37,7 +37,7 @@ def config_of(name: str, **more: Any) -> Any:
 @pytest.mark.parametrize("name", CLASSES)
 def test_what_keeps_members_apart_is_found(name: str) -> None:
     """All four passed a guard that looked at names of layer types, and two leak whatever is done."""
-    tried = prove(getattr(tf, name), config_of(name), text_members(64))
+    tried = try_masks(getattr(tf, name), config_of(name), text_members(64))
     assert [one.mask for one in tried if one.is_exact] == CLASSES[name]
 
 
@@ -45,7 +45,9 @@ def test_a_window_shorter_than_members_is_tried() -> None:
     """Of 4,096 tokens, no probe of short members would see anything; a mask without it must not pass."""
     small = small_model(tf.MistralForCausalLM, tf.MistralConfig(**TEXT), members=text_members(64))
     assert small.config.sliding_window == SMALL_LEN
-    assert prove(tf.MistralForCausalLM, tf.MistralConfig(**TEXT, sliding_window=4096), text_members(64))[-1].is_exact
+    assert try_masks(tf.MistralForCausalLM, tf.MistralConfig(**TEXT, sliding_window=4096), text_members(64))[
+        -1
+    ].is_exact
 
 
 @pytest.mark.parametrize(("longest", "is_exact"), [(4096, True), (8192, False), (None, False)])
@@ -58,7 +60,7 @@ def test_angles_that_depend_on_the_longest_member(longest: int | None, is_exact:
         original_max_position_embeddings=4096,
     )
     config.max_position_embeddings = 131072
-    tried = prove(tf.Phi3ForCausalLM, config, text_members(64), "positions", longest=longest)
+    tried = try_masks(tf.Phi3ForCausalLM, config, text_members(64), "positions", longest=longest)
     assert tried[-1].is_exact == is_exact, str(tried[-1])
 
 
@@ -68,11 +70,11 @@ def test_attention_whose_scale_grows_along_a_row(longest: int | None, is_exact: 
     config = tf.Llama4TextConfig(
         **{**TEXT, "num_hidden_layers": 8}, head_dim=8, intermediate_size_mlp=48, num_local_experts=2
     )
-    tried = prove(tf.Llama4ForCausalLM, config, text_members(64), longest=longest)
+    tried = try_masks(tf.Llama4ForCausalLM, config, text_members(64), longest=longest)
     assert tried[-1].is_exact == is_exact, str(tried[-1])
     config.floor_scale = 24  # the same in a model of its full size
     model = tf.Llama4ForCausalLM(config).eval()
-    assert try_class(model, text_members(64)).mixes
+    assert try_small_model(model, text_members(64)).mixes
 
 
 def test_nothing_is_shown_by_a_model_that_answers_nothing() -> None:
@@ -84,7 +86,7 @@ def test_nothing_is_shown_by_a_model_that_answers_nothing() -> None:
             out.logits = out.logits * 0
             return out
 
-    assert not prove(Silent, tf.Qwen2Config(**TEXT), text_members(64))[0].is_exact
+    assert not try_masks(Silent, tf.Qwen2Config(**TEXT), text_members(64))[0].is_exact
 
 
 class Remembering(torch.nn.Module):
@@ -122,7 +124,7 @@ def test_what_does_nothing_in_a_new_model_in_eval_is_tried(part: type[Gated], sa
             super().__init__(config)
             self.model.layers[0].mlp = part(self.model.layers[0].mlp)
 
-    tried = prove(With, tf.Qwen2Config(**TEXT), text_members(64), "positions")
+    tried = try_masks(With, tf.Qwen2Config(**TEXT), text_members(64), "positions")
     assert not tried[-1].is_exact
     assert said in str(tried[-1])
 
@@ -130,7 +132,7 @@ def test_what_does_nothing_in_a_new_model_in_eval_is_tried(part: type[Gated], sa
 def test_dropout_is_no_difference() -> None:
     """What is random in train() would look as if members were mixed."""
     config = tf.PhiConfig(**TEXT, attention_dropout=0.5, resid_pdrop=0.5, embd_pdrop=0.5)
-    assert prove(tf.PhiForCausalLM, config, text_members(64), "positions")[-1].is_exact
+    assert try_masks(tf.PhiForCausalLM, config, text_members(64), "positions")[-1].is_exact
     assert config.attention_dropout == 0.5
 
 
@@ -149,8 +151,8 @@ def test_rounding_that_grows_is_no_difference() -> None:
         leak = 1e-4
 
     members = text_members(64)
-    assert prove(Coarse, tf.Qwen2Config(**TEXT), members, "positions")[-1].is_exact
-    assert not prove(Leaky, tf.Qwen2Config(**TEXT), members, "positions")[-1].is_exact
+    assert try_masks(Coarse, tf.Qwen2Config(**TEXT), members, "positions")[-1].is_exact
+    assert not try_masks(Leaky, tf.Qwen2Config(**TEXT), members, "positions")[-1].is_exact
 
 
 def test_a_small_model_is_of_float32_and_has_few_logits() -> None:
@@ -185,10 +187,10 @@ def test_an_encoder_that_mixes_images_of_a_batch_is_caught() -> None:
 
     model = make_model("qwen2_5_vl")
     members = make_members("qwen2_5_vl", model)
-    shown = prove(type(model), model.config, members, "positions")[-1]
+    shown = try_masks(type(model), model.config, members, "positions")[-1]
     assert shown.is_exact, shown
     for mask in ("positions", "hybrid"):
-        assert not prove(Leaky, model.config, members, mask)[-1].is_exact
+        assert not try_masks(Leaky, model.config, members, mask)[-1].is_exact
 
 
 def test_a_class_that_leaks_is_refused_unless_it_is_trusted(caplog: pytest.LogCaptureFixture) -> None:
@@ -227,7 +229,7 @@ def test_a_model_that_sees_images_whole_gets_masks_in_which_it_does(name: str) -
     members = text_members(64)
     for start, member in enumerate(members[:2], 1):
         member.tokens.types[start : start + 5] = 1
-    tried = prove(getattr(tf, f"{name}ForConditionalGeneration"), config, members)
+    tried = try_masks(getattr(tf, f"{name}ForConditionalGeneration"), config, members)
     assert [(proof.mask, proof.is_exact) for proof in tried] == [("positions", False), ("dict4d", True)]
 
 
@@ -240,8 +242,8 @@ def test_a_model_that_reads_prefixes_whole_gets_the_mask_for_it() -> None:
     for member in members:
         member.tokens.labels[:4] = IGNORE
     make = tf.PaliGemmaForConditionalGeneration
-    assert [(proof.mask, proof.is_exact) for proof in prove(make, config, members)] == [("prefix4d", True)]
-    assert not prove(make, config, members, "positions")[-1].is_exact
+    assert [(proof.mask, proof.is_exact) for proof in try_masks(make, config, members)] == [("prefix4d", True)]
+    assert not try_masks(make, config, members, "positions")[-1].is_exact
 
 
 def test_layers_that_there_are_for_one_attention_alone_are_not_missed_in_another() -> None:
@@ -316,7 +318,7 @@ def test_a_layer_that_a_small_copy_has_not_is_not_shown() -> None:
     config = tf.BambaConfig(vocab_size=64, num_hidden_layers=10, attn_layer_indices=list(range(9)))
     with torch.device("meta"):
         kinds = part_kinds_of(tf.BambaForCausalLM(config))
-    tried = prove(tf.BambaForCausalLM, config, text_members(64), kinds=kinds)
+    tried = try_masks(tf.BambaForCausalLM, config, text_members(64), kinds=kinds)
     assert "a small copy of it has no BambaDecoderLayer with block_type=linear_attention" in str(tried[-1])
 
 

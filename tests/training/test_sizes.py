@@ -8,8 +8,8 @@ import torch
 
 from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.guards import guard
-from energon_pack.training.proof import prove
-from energon_pack.training.shrunk_config import shrink_sizes
+from energon_pack.training.proof import try_masks
+from energon_pack.training.shrunk_config import shrink_layers_and_widths
 from energon_pack.training.small_model import SMALL_LEN, small_model
 from support.tiny import TEXT, MadeEncoder, make_batch, text_members, tf
 
@@ -35,7 +35,7 @@ JOINED = {
 def test_a_layer_of_each_kind_stays(name: str) -> None:
     config = getattr(tf, name).config_class()
     kinds = set(getattr(config, KINDS[name]))
-    shrink_sizes(config)
+    shrink_layers_and_widths(config)
     assert set(getattr(config, KINDS[name])) == kinds
     assert len(getattr(config, KINDS[name])) == config.num_hidden_layers <= 8
 
@@ -46,7 +46,7 @@ def test_lists_of_layers_are_cut_together() -> None:
         num_hidden_layers=6, vocab_size=8, no_rope=[1, 1, 1, 0, 1, 1], kinds=["a", "b", "a", "a", "b", "a"], marked=[4]
     )
     config.marked_layers = [3, 5]
-    shrink_sizes(config)
+    shrink_layers_and_widths(config)
     assert config.num_hidden_layers == 3
     assert config.no_rope == [1, 1, 0]
     assert config.kinds == ["a", "b", "a"]
@@ -55,7 +55,7 @@ def test_lists_of_layers_are_cut_together() -> None:
 
 def test_what_is_as_wide_as_the_model_stays_so() -> None:
     config = tf.LlamaConfig(hidden_size=4096, num_attention_heads=32, num_key_value_heads=8, intermediate_size=16384)
-    shrink_sizes(config)
+    shrink_layers_and_widths(config)
     assert (config.hidden_size, config.num_attention_heads, config.head_dim) == (256, 2, 128)
     assert config.intermediate_size == 1024
     assert config.num_key_value_heads == 1
@@ -64,14 +64,14 @@ def test_what_is_as_wide_as_the_model_stays_so() -> None:
 def test_keys_have_a_number_of_heads_that_divides_that_of_queries() -> None:
     """40 heads in a width of 2048 become 5, which the 2 that are left of 20 do not divide."""
     config = tf.Qwen3Config(hidden_size=2048, num_attention_heads=40, num_key_value_heads=20, head_dim=64)
-    shrink_sizes(config)
+    shrink_layers_and_widths(config)
     assert (config.num_attention_heads, config.num_key_value_heads, config.hidden_size) == (5, 1, 256)
 
 
 def test_layers_that_share_keys_stay_behind_those_that_have_some() -> None:
     """Gemma 3n counts its kinds of layers anew when a model is made, and refuses any that only share."""
     config = tf.Gemma3nTextConfig()
-    shrink_sizes(config)
+    shrink_layers_and_widths(config)
     assert config.num_kv_shared_layers == 2
     with torch.device("meta"):
         tf.Gemma3nForCausalLM._from_config(config)
@@ -82,7 +82,7 @@ def test_parts_fit_each_other(name: str) -> None:
     config = getattr(tf, name)()
     text = config.get_text_config()
     before = text.hidden_size
-    shrink_sizes(config)
+    shrink_layers_and_widths(config)
     assert text.hidden_size < before
     for path, times in JOINED[name].items():
         value: Any = config
@@ -94,10 +94,10 @@ def test_parts_fit_each_other(name: str) -> None:
 def test_projectors_are_narrow_whatever_their_width() -> None:
     """As wide as checkpoints have them, they made `guard()` take four times as long."""
     config = tf.Cohere2VisionConfig()
-    shrink_sizes(config)
+    shrink_layers_and_widths(config)
     assert config.alignment_intermediate_size == 96
     config = tf.Gemma4UnifiedConfig(vision_config={}, audio_config={})
-    shrink_sizes(config)
+    shrink_layers_and_widths(config)
     assert config.vision_config.mm_embed_dim == config.vision_config.output_proj_dims == 256
     with torch.device("meta"):
         tf.Gemma4UnifiedForConditionalGeneration._from_config(config)
@@ -150,7 +150,7 @@ def sparse(**more: Any) -> Any:
 @pytest.mark.parametrize(("longest", "is_exact"), [(None, False), (4096, False), (128, True)])
 def test_what_begins_beyond_the_members_of_a_probe_is_tried(longest: int | None, is_exact: bool) -> None:
     """It was accepted, and the second member of a pack of 315 tokens was off by 2.5."""
-    tried = prove(tf.MiniMaxM3VLForCausalLM, sparse(), text_members(64), longest=longest)
+    tried = try_masks(tf.MiniMaxM3VLForCausalLM, sparse(), text_members(64), longest=longest)
     assert tried[-1].is_exact == is_exact, str(tried[-1])
 
 
@@ -177,7 +177,7 @@ def test_many_heads_of_an_indexer_stay() -> None:
         index_head_dim=8, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8,
         first_k_dense_replace=2,
     )  # fmt: skip
-    tried = prove(tf.DeepseekV32ForCausalLM, config, text_members(64), "positions", "eager")
+    tried = try_masks(tf.DeepseekV32ForCausalLM, config, text_members(64), "positions", "eager")
     assert tried[-1].is_exact, str(tried[-1])
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from energon_pack.templates.build import build
 from energon_pack.training.member_encoder import Encoded, MemberEncoder
-from energon_pack.training.proof import find_remedy, prove
+from energon_pack.training.proof import find_remedy, try_masks
 from support import processors
 from support.hearing import HEARING, text_config
 from support.models import of_model
@@ -49,9 +49,9 @@ def test_an_encoder_that_sees_padding_is_refused(tmp_path: Path) -> None:
 
     config, encoder = made(tmp_path, make.__name__)
     members = encoder.probe_members()
-    assert prove(make, config, members, "positions")[-1].is_exact
-    assert prove(Padded, config, encoder.probe_members(several_sounds=False), "positions")[-1].is_exact
-    proofs = prove(Padded, config, members, "positions")
+    assert try_masks(make, config, members, "positions")[-1].is_exact
+    assert try_masks(Padded, config, encoder.probe_members(several_sounds=False), "positions")[-1].is_exact
+    proofs = try_masks(Padded, config, members, "positions")
     assert not proofs[-1].is_exact
     assert find_remedy(Padded, config, members, "sdpa", None, proofs).startswith(ONE_SOUND)
 
@@ -63,10 +63,10 @@ def test_a_part_without_an_attention_implementation_is_seen(tmp_path: Path) -> N
     make = tf.FunAsrNanoForConditionalGeneration
     config, encoder = made(tmp_path, make.__name__)
     members = encoder.probe_members()
-    assert prove(make, make(config).config, members, "positions", "sdpa")[-1].is_exact
+    assert try_masks(make, make(config).config, members, "positions", "sdpa")[-1].is_exact
     config.adaptor_config._attn_implementation = None
     model = make(config)
-    proofs = prove(make, model.config, members, "positions", "sdpa")
+    proofs = try_masks(make, model.config, members, "positions", "sdpa")
     assert not proofs[-1].is_exact
     out = find_remedy(make, model.config, members, "sdpa", None, proofs)
     assert out.startswith("attn_implementation='sdpa' keeps them apart")
@@ -92,7 +92,7 @@ def test_nemotron_h_omni_takes_one_sound(tmp_path: Path) -> None:
     )  # fmt: skip
     make = tf.NemotronH_Omni_Reasoning_V3
     assert [len(member.media) for member in members] == [0, 2, 2, 0]
-    proofs = prove(make, config, members, "positions")
+    proofs = try_masks(make, config, members, "positions")
     assert proofs[-1].finding is not None
     assert proofs[-1].finding.output_difference > 0.01
     assert find_remedy(make, config, members, "sdpa", None, proofs).startswith(ONE_SOUND)

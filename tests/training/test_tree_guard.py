@@ -8,7 +8,7 @@ import torch
 
 from energon_pack.templates.template import Template
 from energon_pack.training.batch import PackedBatch, weighted_loss
-from energon_pack.training.encoded import Pack
+from energon_pack.training.encoded import TrainingPack
 from energon_pack.training.guards import Guard, MixingError, guard
 from energon_pack.training.layout import RowForm
 from energon_pack.training.member_encoder import Encoded
@@ -55,7 +55,7 @@ def encoder(template: Template) -> PackEncoder:
 
 
 @pytest.fixture(scope="module")
-def pack(encoder: PackEncoder) -> Pack:
+def pack(encoder: PackEncoder) -> TrainingPack:
     found = encoder.encode("p", with_shares(encoder.members, conversations()))
     assert found is not None
     return found
@@ -63,7 +63,7 @@ def pack(encoder: PackEncoder) -> Pack:
 
 @pytest.mark.parametrize("how", ["varlen", "sdpa"])
 def test_a_model_is_tried_with_trees_and_with_its_first_tree(
-    how: str, encoder: PackEncoder, pack: Pack, template: Template
+    how: str, encoder: PackEncoder, pack: TrainingPack, template: Template
 ) -> None:
     """Members of a real processor; a guarded model trains on packs and on trees by turns."""
     model = demo_model(template)

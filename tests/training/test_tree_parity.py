@@ -15,11 +15,11 @@ from torch.nn.functional import cross_entropy
 
 from energon_pack.training import tree_attention as attentions
 from energon_pack.training.batch import PackedBatch, source_losses, total_weight, weighted_loss
-from energon_pack.training.forward_inputs import MixingError, has_rope_rows
+from energon_pack.training.forward_inputs import MixingError, takes_rope_rows
 from energon_pack.training.joining import join
 from energon_pack.training.layout import IGNORE, RowForm, loss_weights
 from energon_pack.training.probe_batches import ProbeTree, probe_of_tree
-from energon_pack.training.proof import try_class
+from energon_pack.training.proof import try_small_model
 from energon_pack.training.tree_attention import use_tree_attention
 from energon_pack.training.tree_rows import neat_trees, refuse_invalid_trees, token_places
 from support.emulated_flash import flash_attn_varlen_func
@@ -55,7 +55,7 @@ def batch_of(model: Any, tree: ProbeTree, **form: Any) -> PackedBatch:
     tokens = [one.tokens for one in tree.samples]
     refuse_invalid_trees(tokens, [one.sample_id for one in tree.samples])
     rows = [tokens, tokens[:3]]
-    batch = PackedBatch(neat_trees(rows, RowForm(rope=has_rope_rows(model), **form)))
+    batch = PackedBatch(neat_trees(rows, RowForm(rope=takes_rope_rows(model), **form)))
     return PackedBatch(batch | join([*tree.added_media, *tree.added_media[:3]]))
 
 
@@ -179,10 +179,10 @@ def test_the_test_of_a_class_finds_each_fault(fault: Any, name: str, monkeypatch
     """By loss and by gradients: what looks at the inputs alone is switched off."""
     model = make_model(name)
     tree = tiny_tree(name, model)
-    assert not try_class(model, tree).mixes
+    assert not try_small_model(model, tree).mixes
     monkeypatch.setattr("energon_pack.training.tree_rows.neat_trees", fault)
     monkeypatch.setattr("energon_pack.training.proof.check_inputs", lambda *_: None)
-    finding = try_class(model, tree)
+    finding = try_small_model(model, tree)
     print(fault.__name__, finding)
     assert finding.mixes
     assert min(finding.loss_difference or 0, finding.gradient_difference or 0) > 10 * finding.tolerance
@@ -197,7 +197,7 @@ def test_a_fork_right_before_an_answer_shows_in_loss_and_gradients_alone(how: st
     late = tree.samples[2]
     late = replace(late, tokens=replace(late.tokens, shared_len=late.tokens.shared_len + 1))
     wrong = ProbeTree([*tree.samples[:2], late, *tree.samples[3:]], tree.added_media)
-    finding = try_class(model, wrong)
+    finding = try_small_model(model, wrong)
     print(finding)
     assert finding.mixes
     assert finding.output_difference < 1e-5

@@ -25,7 +25,7 @@ from energon_pack.templates.template import Template
 from energon_pack.templates.tokens.added import ranges_without_first_token
 from energon_pack.training import batch as batches
 from energon_pack.training.batch import PackedBatch, source_losses, total_weight, weighted_loss
-from energon_pack.training.encoded import BadPack, Pack
+from energon_pack.training.encoded import BadPack, TrainingPack
 from energon_pack.training.layout import IGNORE, Member, RowForm, loss_weights, neat
 from energon_pack.training.megatron_layouts import one_row_per_member, thd
 from energon_pack.training.member_encoder import Encoded, MemberEncoder
@@ -270,10 +270,10 @@ def test_a_sample_of_weight_0_trains_nothing(template: Template) -> None:
 
 def test_what_has_no_place_for_weights_refuses_them_by_name() -> None:
     """Megatron-LM's example and Automodel make the loss of labels alone: weights would be lost in silence."""
-    pack = Pack("p", [Encoded("plain", PLAIN), Encoded("half", B)], {}, [])
+    pack = TrainingPack("p", [Encoded("plain", PLAIN), Encoded("half", B)], {}, [])
     with pytest.raises(BadPack, match=r"half in p: .* layout=mlm has no place for it; layout=thd"):
         refuse_weights([pack], "layout=mlm", "layout=thd and rows have")
-    refuse_weights([Pack("p", [Encoded("plain", PLAIN)], {}, [])], "layout=mlm", "")
+    refuse_weights([TrainingPack("p", [Encoded("plain", PLAIN)], {}, [])], "layout=mlm", "")
     assert isinstance(PackedBatch(neat([[B]], RowForm())), dict)
 
 

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from energon_pack.dataset.pack_files import PackFiles
-from energon_pack.dataset.pack_json import Pack
+from energon_pack.dataset.pack_json import ParsedPack
 from energon_pack.errors import PackError, printable, quote
 from energon_pack.samples.sample import Part
 from energon_pack.verify import media_checks
@@ -123,7 +123,7 @@ def test_a_source_that_lost_or_gained_samples(packed: Path, tmp_path: Path) -> N
 )
 def test_capacity(lens: list[int], packing: dict[str, Any], expected: list[str]) -> None:
     """Padding counts; one sample alone may be longer where the settings say so, two never."""
-    one = Pack(PackFiles("p_0", 0, 0, []), {}, meta={"token_lens": lens})
+    one = ParsedPack(PackFiles("p_0", 0, 0, []), {}, meta={"token_lens": lens})
     defects = list(check_capacity(one, {"max_token_len": 512, "pad_to_multiple_of": 1, **packing}))
     assert len(defects) == len(expected)
     assert all(what.endswith(words) for what, words in zip(defects, expected, strict=True))

@@ -19,15 +19,15 @@ from energon_pack.plan.bins.exact import exact_fit
 from energon_pack.plan.bins.greedy import best_fit_decreasing
 from energon_pack.plan.bins.planned_bins import (
     Bins,
-    SameBins,
+    ItemsOfOneLength,
+    argsort_with_random_ties,
     as_int32_if_fits,
-    bins_of,
+    bin_of_ascending_items,
     count_bins,
     group_by_bin,
-    l2_of_histogram,
     lower_bound,
     lower_bound_l2,
-    shuffled_argsort,
+    lower_bound_of_histogram,
 )
 from energon_pack.plan.settings import Algorithm
 from energon_pack.run.seeded_random import Ints
@@ -93,12 +93,12 @@ def _pack_lengths(lens: Ints, capacity: int, algorithm: Algorithm, seed: int) ->
     unit = int(np.gcd.reduce(np.flatnonzero(histogram)))  # 64 if lengths are rounded up to 64
     histogram = np.concatenate((histogram[:1], histogram[unit::unit]))
     capacity = min(capacity // unit, int(histogram @ np.arange(len(histogram))))
-    bound = l2_of_histogram(histogram, capacity)
+    bound = lower_bound_of_histogram(histogram, capacity)
     narrow_lens = as_int32_if_fits(lens)
-    items = shuffled_argsort(narrow_lens, seed)
+    items = argsort_with_random_ties(narrow_lens, seed)
 
     if algorithm in (Algorithm.auto, Algorithm.balanced):
-        exact: list[SameBins] = []
+        exact: list[ItemsOfOneLength] = []
 
         def limit() -> float:
             if algorithm == Algorithm.balanced:
@@ -110,15 +110,15 @@ def _pack_lengths(lens: Ints, capacity: int, algorithm: Algorithm, seed: int) ->
         bin_of = pack_balanced(
             narrow_lens[items[::-1]] // unit, capacity, bound, bound * _ENOUGH_TIMES_BOUND, seed, limit
         )
-        return group_by_bin(bins_of(exact) if bin_of is None else bin_of[::-1], items, seed)
+        return group_by_bin(bin_of_ascending_items(exact) if bin_of is None else bin_of[::-1], items, seed)
     if algorithm == Algorithm.optimal:
         runs = _fewest_bins(histogram, capacity, bound, bound, seed)
     else:
         runs = best_fit_decreasing(histogram, capacity)
-    return group_by_bin(bins_of(runs), items, seed)
+    return group_by_bin(bin_of_ascending_items(runs), items, seed)
 
 
-def _fewest_bins(histogram: Ints, capacity: int, bound: int, enough: float, seed: int) -> list[SameBins]:
+def _fewest_bins(histogram: Ints, capacity: int, bound: int, enough: float, seed: int) -> list[ItemsOfOneLength]:
     """Pack by several algorithms, from fast to slow, and return the plan with fewest bins.
 
     Args:
@@ -133,7 +133,7 @@ def _fewest_bins(histogram: Ints, capacity: int, bound: int, enough: float, seed
     return runs
 
 
-def _pack_drawn(histogram: Ints, capacity: int, seed: int) -> list[SameBins]:
+def _pack_drawn(histogram: Ints, capacity: int, seed: int) -> list[ItemsOfOneLength]:
     """Pack by `drawn_fit`, and then the items that it leaves, into as few bins as possible."""
     runs, left = drawn_fit(histogram, capacity, seed)
     rest = min(exact_fit(left, capacity, seed), best_fit_decreasing(left, capacity), key=count_bins)

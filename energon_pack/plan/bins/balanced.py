@@ -15,7 +15,13 @@ import numpy as np
 
 from energon_pack.plan.bins.exact import RemainingItems
 from energon_pack.plan.bins.greedy import best_fit_decreasing
-from energon_pack.plan.bins.planned_bins import OpenBins, SameBins, as_int32_if_fits, bins_of, count_bins
+from energon_pack.plan.bins.planned_bins import (
+    ItemsOfOneLength,
+    OpenBins,
+    as_int32_if_fits,
+    bin_of_ascending_items,
+    count_bins,
+)
 from energon_pack.run.seeded_random import AnyInts, Ints, RandomStream, random_keys
 
 #: Shares of the tokens to keep back for filling gaps: the smaller the share, the more even the bins.
@@ -172,13 +178,13 @@ def deal_to_emptiest(lens: AnyInts, capacity: int, num_bins: int) -> AnyInts:
 class FilledGaps(NamedTuple):
     """A plan that puts items into the free space (`gaps`) of bins, and into new bins."""
 
-    runs: list[SameBins]
+    runs: list[ItemsOfOneLength]
     real_bin_of: Ints  # the bin that each bin of the runs stands for
     num_bins: int
 
     def bins_of(self) -> AnyInts:
         """Return the bin of each item, in ascending order of length."""
-        return as_int32_if_fits(self.real_bin_of)[bins_of(self.runs)]
+        return as_int32_if_fits(self.real_bin_of)[bin_of_ascending_items(self.runs)]
 
 
 @overload
@@ -203,7 +209,7 @@ def fill_gaps(
     stock = RemainingItems(histogram, RandomStream(seed, stream=2))
     gaps, sizes = np.unique(space, return_counts=True)  # bins with equal gaps are one range
     firsts = np.cumsum(sizes) - sizes
-    runs: list[SameBins] = []
+    runs: list[ItemsOfOneLength] = []
     left: list[OpenBins] = []
     if way is FillOrder.by_chance:
         order = np.argsort(random_keys(len(gaps), seed, stream=3), kind="stable")
@@ -251,7 +257,7 @@ def _content_of_gap(stock: RemainingItems, gap: int) -> dict[int, int]:
             is_wide = gap > 3 * stock.largest
             length = stock.random_within(gap) if is_wide else stock.largest_within(gap)
             more = (length,) if length else ()
-        together = stock.add_to_content(content, more)
+        together = stock.content_with_more(content, more)
         if together is None:
             break
         content = together

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_pack.plan.bins.balanced import fill_gaps
-from energon_pack.plan.bins.planned_bins import Bins, group_by_bin, shuffled_argsort
+from energon_pack.plan.bins.planned_bins import Bins, argsort_with_random_ties, group_by_bin
 from energon_pack.run.seeded_random import AnyInts, Ints
 
 _LOAD_LEVELS = 2**16 - 1  # loads are compared as 16-bit shares of a cap: NumPy sorts these by radix
@@ -42,7 +42,7 @@ def pack_capped(costs: Ints, caps: Ints, seed: int, needs: npt.NDArray[np.bool_]
     costs, caps, totals = costs[matters], np.minimum(caps, totals)[matters], totals[matters]
     bound = fewest = int((-(-totals // caps)).max())
     size = _load(costs, caps, range(len(caps)))
-    order = shuffled_argsort(size, seed)[::-1]
+    order = argsort_with_random_ties(size, seed)[::-1]
     if needs is not None:
         order = order[np.argsort(~needs[order], kind="stable")]
 

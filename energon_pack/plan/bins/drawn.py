@@ -10,27 +10,29 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from energon_pack.plan.bins.planned_bins import SameBins, choose_fullest_sum
+from energon_pack.plan.bins.planned_bins import ItemsOfOneLength, choose_fullest_sum
 from energon_pack.run.seeded_random import Ints, random_keys
 
 _MAX_WAITING = 200  # items that wait; after so many bins the oldest begins the next one, else items that fit badly stay
 _MAX_DRAWS = 20_000  # items that are drawn one by one; if there are more, each draw stands for several of its length
 
 
-def drawn_fit(histogram: Ints, capacity: int, seed: int) -> tuple[list[SameBins], Ints]:
+def drawn_fit(histogram: Ints, capacity: int, seed: int) -> tuple[list[ItemsOfOneLength], Ints]:
     """Pack items that come in random order; waiting items fill each bin, and a few are left at the end.
 
     Returns:
         The bins, and the histogram of the lengths of the items that are in none: fewer than `_MAX_WAITING`.
     """
-    runs: list[SameBins] = []
+    runs: list[ItemsOfOneLength] = []
     num_bins, left, copies = 0, np.asarray(histogram), 2 * int(histogram.sum())
     while copies > 1:
         copies = max(1, min(int(left.sum()) // _MAX_DRAWS, copies // 2))
         bins, over = _pack_as_stream(left // copies, capacity, seed)
         left = left % copies + copies * over
         for content in bins:
-            runs += [SameBins(length, content.count(length), num_bins, copies) for length in dict.fromkeys(content)]
+            runs += [
+                ItemsOfOneLength(length, content.count(length), num_bins, copies) for length in dict.fromkeys(content)
+            ]
             num_bins += copies
     return runs, left
 

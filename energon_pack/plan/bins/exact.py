@@ -11,7 +11,7 @@ tiles of 256 in 8k 0.03 % (0.35 %); video of 4-16k in 32k 0.3 % (2.9 %). It cost
 import numpy as np
 import numpy.typing as npt
 
-from energon_pack.plan.bins.planned_bins import SameBins
+from energon_pack.plan.bins.planned_bins import ItemsOfOneLength
 from energon_pack.run.seeded_random import Ints, RandomStream
 
 _TRIPLE_TRIES = 6  # first items tried for a completion with three
@@ -54,7 +54,7 @@ class RemainingItems:
             most = min(most, self._counts[length] // copies)
         return most
 
-    def add_to_content(self, content: dict[int, int], more: tuple[int, ...]) -> dict[int, int] | None:
+    def content_with_more(self, content: dict[int, int], more: tuple[int, ...]) -> dict[int, int] | None:
         """Add the lengths `more` to a bin's content (length → copies); None: `more` is empty, or too few are left."""
         together = dict(content)
         for length in more:
@@ -63,7 +63,7 @@ class RemainingItems:
                 return None
         return together if more else None
 
-    def take(self, content: dict[int, int], first: int, num_bins: int) -> list[SameBins]:
+    def take(self, content: dict[int, int], first: int, num_bins: int) -> list[ItemsOfOneLength]:
         """Remove the items that fill `num_bins` bins, numbered from `first` on, with a content (length → copies)."""
         runs = []
         for length, copies in content.items():
@@ -71,7 +71,7 @@ class RemainingItems:
             if not self._counts[length]:
                 self._lengths ^= 1 << length
                 self._mirrored ^= 1 << (self._top - length)
-            runs.append(SameBins(length, copies, first, num_bins))
+            runs.append(ItemsOfOneLength(length, copies, first, num_bins))
         return runs
 
     def largest_within(self, gap: int) -> int:
@@ -132,14 +132,14 @@ def _as_bits(there: npt.NDArray[np.bool_]) -> int:
     return int.from_bytes(np.packbits(there, bitorder="little").tobytes(), "little")
 
 
-def exact_fit(histogram: Ints, capacity: int, seed: int) -> list[SameBins]:
+def exact_fit(histogram: Ints, capacity: int, seed: int) -> list[ItemsOfOneLength]:
     """Pack items (a histogram of lengths), longest first; complete each bin exactly, else with the longest that fit.
 
     The completion is random: always taking the longest uses up one end of the histogram, and then nothing fits the last
     bins.
     """
     stock = RemainingItems(histogram, RandomStream(seed, stream=2))
-    runs: list[SameBins] = []
+    runs: list[ItemsOfOneLength] = []
     num_bins = 0
     while longest := stock.largest:
         # Not all items of this length at once: that would use up the lengths that complete the next bins.
@@ -154,7 +154,7 @@ def exact_fit(histogram: Ints, capacity: int, seed: int) -> list[SameBins]:
 def _complete_bin(stock: RemainingItems, gap: int, content: dict[int, int]) -> dict[int, int]:
     """Add items to a bin's content (length → copies) until nothing fits its gap, exactly if possible."""
     while gap:
-        completed = stock.add_to_content(content, stock.find_exact(gap))
+        completed = stock.content_with_more(content, stock.find_exact(gap))
         if completed:
             return completed
         length = stock.largest_within(gap)

@@ -10,13 +10,13 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from energon_pack.plan.bins.planned_bins import OpenBins, SameBins
+from energon_pack.plan.bins.planned_bins import ItemsOfOneLength, OpenBins
 from energon_pack.run.seeded_random import Ints
 
 
 def best_fit_decreasing(
     histogram: Ints, capacity: int, opened: Iterable[OpenBins] = (), num_bins: int = 0
-) -> list[SameBins]:
+) -> list[ItemsOfOneLength]:
     """Put items, longest first, each into the fullest bin that still has room.
 
     Args:
@@ -54,6 +54,6 @@ def best_fit_decreasing(
             elif used < available:
                 put(space, first + used, available - used)
             put(space - copies * length, first, used)
-            runs.append(SameBins(length, copies, first, used))
+            runs.append(ItemsOfOneLength(length, copies, first, used))
             count -= used * copies
     return runs

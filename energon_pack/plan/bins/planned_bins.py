@@ -22,7 +22,7 @@ class Bins(NamedTuple):
         return len(self.starts) - 1
 
 
-class SameBins(NamedTuple):
+class ItemsOfOneLength(NamedTuple):
     """Part of a plan: each of `num_bins` bins from number `first` on takes `copies` items of `length`."""
 
     length: int
@@ -39,7 +39,7 @@ class OpenBins(NamedTuple):
     num_bins: int
 
 
-def shuffled_argsort(keys: AnyInts, seed: int, stream: int = 0) -> AnyInts:
+def argsort_with_random_ties(keys: AnyInts, seed: int, stream: int = 0) -> AnyInts:
     """Return the indices that sort non-negative keys in ascending order; equal keys come in random order.
 
     Key, random bits and index are packed into one word, so that plain sorting (which has vector instructions, unlike
@@ -68,11 +68,11 @@ def as_int32_if_fits(values: AnyInts) -> AnyInts:
     return values.astype(np.int32) if values.max(initial=0) < 2**31 else values
 
 
-def count_bins(runs: Sequence[SameBins]) -> int:
+def count_bins(runs: Sequence[ItemsOfOneLength]) -> int:
     return max((run.first + run.num_bins for run in runs), default=0)
 
 
-def bins_of(runs: Sequence[SameBins]) -> AnyInts:
+def bin_of_ascending_items(runs: Sequence[ItemsOfOneLength]) -> AnyInts:
     """Return the bin of each item of a plan; items come in ascending order of length."""
     table = np.fromiter(chain.from_iterable(runs), np.int64, 4 * len(runs)).reshape(-1, 4)
     table = table[np.argsort(table[:, 0], kind="stable")]
@@ -89,7 +89,7 @@ def bins_of(runs: Sequence[SameBins]) -> AnyInts:
 def group_by_bin(bin_of: AnyInts, items: AnyInts, seed: int) -> Bins:
     """Group items by `bin_of`, the bin of each; empty bins are left out, and the order inside a bin is random."""
     sizes = np.bincount(bin_of)
-    order = shuffled_argsort(bin_of, seed, stream=1)
+    order = argsort_with_random_ties(bin_of, seed, stream=1)
     starts = np.concatenate(([0], np.cumsum(sizes[sizes > 0])))
     return Bins(starts, items[order].astype(np.int64))
 
@@ -112,10 +112,10 @@ def lower_bound_l2(lens: AnyInts, capacity: int) -> int:
 
     Source: Martello, Toth, "Lower bounds and reduction procedures for the bin packing problem", 1990.
     """
-    return l2_of_histogram(np.bincount(lens), capacity) if len(lens) else 0
+    return lower_bound_of_histogram(np.bincount(lens), capacity) if len(lens) else 0
 
 
-def l2_of_histogram(histogram: Ints, capacity: int) -> int:
+def lower_bound_of_histogram(histogram: Ints, capacity: int) -> int:
     """Return `lower_bound_l2`. `histogram`: int[longest length + 1]; entry n is the number of items of length n."""
     counts = np.concatenate(([0], np.cumsum(histogram)))  # of items < length
     tokens = np.concatenate(([0], np.cumsum(histogram * np.arange(len(histogram)))))

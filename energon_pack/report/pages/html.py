@@ -80,10 +80,12 @@ def table(header: Sequence[Any], rows: Iterable[Sequence[Any]], num_words: int =
 
 def section(title: str, *content: Any, says: str | None = None) -> Html:
     """Build a section of a page: heading with an anchor, a grey sentence (`says`) below it, content."""
-    return tag("section", tag("h2", title, id=anchor(title)), tag("p", says, class_="says") if says else None, *content)
+    return tag(
+        "section", tag("h2", title, id=heading_id(title)), tag("p", says, class_="says") if says else None, *content
+    )
 
 
-def anchor(title: str) -> str:
+def heading_id(title: str) -> str:
     """Return the id of a heading, for links: `Which length` is `which-length`."""
     return "-".join("".join(c if c.isalnum() else " " for c in title.lower()).split())
 

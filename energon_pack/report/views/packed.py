@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from energon_pack.dataset.files import PlanRow
-from energon_pack.dataset.pack_json import Pack, messages_of, read_written_tokens
+from energon_pack.dataset.pack_json import ParsedPack, messages_of, read_written_tokens
 from energon_pack.errors import PackError, one_line
-from energon_pack.report.views.spans import Vocabulary, with_tokens
-from energon_pack.report.views.view import Medium, MemberView, PackPlace, PackView, thumbnail, turns_of
+from energon_pack.report.views.spans import TokenDecoder, with_tokens
+from energon_pack.report.views.view import MediumView, MemberView, PackPlace, PackView, thumbnail, turns_of
 from energon_pack.samples.bytes import ByteRange, Bytes, as_file
 from energon_pack.samples.flavors.schema import MESSAGES_FIELD
 from energon_pack.samples.media.kinds import IMAGE, KINDS
@@ -20,10 +20,10 @@ from energon_pack.samples.tokens_part import TokensDamaged
 
 def pack_view(
     file: Bytes,
-    pack: Pack,
+    pack: ParsedPack,
     place: PackPlace,
     rows: Sequence[PlanRow] | None = None,
-    vocabulary: Vocabulary | None = None,
+    vocabulary: TokenDecoder | None = None,
     max_thumbnails: int = 0,
     defects: Sequence[str] = (),
     most_read: int | None = None,
@@ -54,9 +54,9 @@ def pack_view(
 
 def _members(
     file: Bytes,
-    pack: Pack,
+    pack: ParsedPack,
     rows: Sequence[PlanRow | None],
-    vocabulary: Vocabulary | None,
+    vocabulary: TokenDecoder | None,
     max_thumbnails: int,
     most_read: int | None,
 ) -> list[MemberView]:
@@ -69,11 +69,13 @@ def _members(
     return members
 
 
-def _member(file: Bytes, pack: Pack, index: int, row: PlanRow | None, max_thumbnails: int, is_read: bool) -> MemberView:
+def _member(
+    file: Bytes, pack: ParsedPack, index: int, row: PlanRow | None, max_thumbnails: int, is_read: bool
+) -> MemberView:
     names = pack.media_names[index]
     kinds = [pack.flavor.kind(name) or IMAGE.kind for name in names]
     media = [
-        _medium(file, pack.parts.get(name), name, kind, number < max_thumbnails) if is_read else Medium(kind, name)
+        _medium(file, pack.parts.get(name), name, kind, number < max_thumbnails) if is_read else MediumView(kind, name)
         for number, (name, kind) in enumerate(zip(names, kinds, strict=True))
     ]
     has_text = is_read and pack.json_of_members is not None
@@ -91,10 +93,10 @@ def _member(file: Bytes, pack: Pack, index: int, row: PlanRow | None, max_thumbn
     )
 
 
-def _medium(file: Bytes, part: Part | None, name: str, kind: str, has_picture: bool) -> Medium:
+def _medium(file: Bytes, part: Part | None, name: str, kind: str, has_picture: bool) -> MediumView:
     if part is None:
-        return Medium(kind, name, problem="it is not there")
-    medium = Medium(kind, name, num_bytes=part.size)
+        return MediumView(kind, name, problem="it is not there")
+    medium = MediumView(kind, name, num_bytes=part.size)
     try:
         found = probe(as_file(ByteRange(file, part.offset, part.size)))
         size = KINDS[found.kind].size(found)

@@ -10,7 +10,7 @@ from energon_pack.report.pages.bars import Piece, legend, segmented_bar
 from energon_pack.report.pages.html import Html, details, join, tag
 from energon_pack.report.pages.rows import Rows, code_cell, print_table
 from energon_pack.report.views.text import MARKS_EXPLAINED, Block, Pictures, Sentence, Tokens, Turns
-from energon_pack.report.views.view import Medium, MemberView, PackView, Span, weight_text
+from energon_pack.report.views.view import MediumView, MemberView, PackView, Span, weight_text
 from energon_pack.run.console import console, say
 from energon_pack.samples.media.kinds import KINDS
 
@@ -127,7 +127,7 @@ def _count(number: int | None) -> str:
     return "?" if number is None else f"{number:,}"
 
 
-def _sizes(media: Sequence[Medium]) -> str:
+def _sizes(media: Sequence[MediumView]) -> str:
     words = []
     for medium in media[:_MAX_MEDIA_NAMED]:
         frames = f" {medium.num_frames:,} frames" if medium.num_frames else ""

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from energon_pack.report.views.view import Medium, MemberView, Span
+from energon_pack.report.views.view import MediumView, MemberView, Span
 from energon_pack.samples.media.kinds import AUDIO, KINDS, VIDEO
-from energon_pack.samples.tokens import MemberTokens, SeenMedium
+from energon_pack.samples.tokens import MediumInput, MemberTokens
 
 if TYPE_CHECKING:  # a look at a pack needs no tokenizer
     from energon_pack.templates.template import Template
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class TokenDecoder:
     """Turns token ids into text: a tokenizer, and the ids that stand for media features."""
 
     tokenizer: Any  # of the package `tokenizers`
@@ -34,7 +34,7 @@ class Vocabulary:
         return str(all_of_it).removeprefix(before)
 
 
-def spans_of(tokens: MemberTokens, vocabulary: Vocabulary, media: Sequence[str]) -> list[Span]:
+def spans_of(tokens: MemberTokens, vocabulary: TokenDecoder, media: Sequence[str]) -> list[Span]:
     """Split the tokens of a member into spans: text by weight, special tokens, and one span for each medium.
 
     `media`: a short description of each medium, which is the text of its span.
@@ -73,12 +73,12 @@ def media_places(tokens: MemberTokens, feature_ids: Mapping[str, int]) -> Iterat
         yield slice(start, done)
 
 
-def vocabulary_of(template: "Template") -> Vocabulary:
+def vocabulary_of(template: "Template") -> TokenDecoder:
     """Return the vocabulary of a chat template's tokenizer."""
-    return Vocabulary(template.tokenizer, template.feature_ids)
+    return TokenDecoder(template.tokenizer, template.feature_ids)
 
 
-def with_tokens(view: MemberView, tokens: MemberTokens, vocabulary: Vocabulary) -> MemberView:
+def with_tokens(view: MemberView, tokens: MemberTokens, vocabulary: TokenDecoder) -> MemberView:
     """Add the tokens of a member to its view: spans, exact counts, and the tokens of each medium."""
     media = [*_media_as_seen(view.media, tokens.media)]
     visual = [number for kind, number in vocabulary.feature_ids.items() if KINDS[kind].is_visual]
@@ -96,7 +96,7 @@ def with_tokens(view: MemberView, tokens: MemberTokens, vocabulary: Vocabulary) 
     )
 
 
-def _media_as_seen(media: Sequence[Medium], seen: Sequence[SeenMedium]) -> Iterator[Medium]:
+def _media_as_seen(media: Sequence[MediumView], seen: Sequence[MediumInput]) -> Iterator[MediumView]:
     """Yield the media as a model sees them: a list of frames is one video, with the picture of its first frame.
 
     Raises:
@@ -115,7 +115,7 @@ def _media_as_seen(media: Sequence[Medium], seen: Sequence[SeenMedium]) -> Itera
         raise ValueError("its tokens are of fewer media than it has")
 
 
-def _changed_size_text(medium: SeenMedium) -> str | None:
+def _changed_size_text(medium: MediumInput) -> str | None:
     """Return, as text, the size and frames of a medium after `media.*` changed it; None: it is unchanged."""
     sizes = [f"{step.width}×{step.height}" for step in medium.steps[-1:]]
     frames = [f"{len(medium.frames):,} frames"] * (medium.kind == VIDEO.kind)

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from energon_pack.errors import printable
 from energon_pack.report.pages.html import Html, join, picture, table, tag
-from energon_pack.report.views.view import Medium, Span, Turn, weight_text
+from energon_pack.report.views.view import MediumView, Span, Turn, weight_text
 from energon_pack.run.console import has_colours
 from energon_pack.samples.media.kinds import KINDS
 
@@ -167,7 +167,7 @@ class Turns:
 class Pictures:
     """The media of a sample: pictures side by side on a page, a line for each on a terminal."""
 
-    media: Sequence[Medium]
+    media: Sequence[MediumView]
 
     def to_html(self) -> Html | None:
         return tag("div", *map(_figure, self.media), class_="pictures") if self.media else None
@@ -181,7 +181,7 @@ class Pictures:
         return Text("\n").join(lines)
 
 
-def _figure(medium: Medium) -> Html:
+def _figure(medium: MediumView) -> Html:
     shown = None if medium.data is None else picture(medium.data, "image/webp", str(medium), loading="lazy")
     return tag(
         "figure",

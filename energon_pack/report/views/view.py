@@ -61,7 +61,7 @@ def turns_of(messages: Iterable[Message]) -> list[Turn]:
 
 
 @dataclass(frozen=True)
-class Medium:
+class MediumView:
     """What is shown of an image, video or sound of a member."""
 
     kind: str
@@ -95,7 +95,7 @@ class MemberView:
     num_supervised: int | None
     num_visual_tokens: int | None
     turns: list[Turn] = field(default_factory=list)
-    media: list[Medium] = field(default_factory=list)
+    media: list[MediumView] = field(default_factory=list)
     spans: list[Span] | None = None  # None: without the model's tokenizer
     refused: str | None = None  # why it would be in no pack: reason and detail; None: it would be in one
     weight: float = 1.0  # of the whole sample

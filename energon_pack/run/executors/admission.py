@@ -62,7 +62,7 @@ def terms_with_mark_files(folders: Sequence[JobFolder], kept_as: str | None = No
         yield Terms(package_versions(), os.getcwd(), tuple(seen))
 
 
-def why_unfit(terms: Terms) -> str | None:
+def enter_and_check_machine(terms: Terms) -> str | None:
     """Say why this machine can't work for a run, in a text that begins with the machine's name; None: it can.
 
     It changes to the run's working directory, so that the run's relative paths hold.
@@ -131,7 +131,7 @@ def _main(path: str, *options: str) -> None:
     terms = Terms(about["packages"], about["cwd"], tuple(map(tuple, about["seen"])))
     if options == ("--end",):
         remove_marks(terms)
-    elif why := why_unfit(terms):
+    elif why := enter_and_check_machine(terms):
         raise SystemExit(f"energon-pack: error: {printable(why)}")
 
 

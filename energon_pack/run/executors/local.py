@@ -31,7 +31,7 @@ from energon_pack.run.executors.workers import (
     IdleTime,
     changed_environment,
     cpu_seconds_and_bytes,
-    start_worker,
+    prepare_worker,
 )
 
 Job = TypeVar("Job")
@@ -81,7 +81,7 @@ class LocalExecutor:
             yield from map(function, jobs)
             return
         if are_short:
-            yield from run_short_jobs(function, jobs)
+            yield from run_first_jobs_here(function, jobs)
         first_two = list(islice(jobs, 2))
         if len(first_two) < 2:
             yield from (self._run_in_single_process(function, job) for job in first_two)
@@ -211,7 +211,7 @@ class LocalExecutor:
         pool: Any = ProcessPoolExecutor(
             num_workers,
             mp_context=self._context,
-            initializer=start_worker,
+            initializer=prepare_worker,
             # When the thread that started a worker ends, the kernel takes that for the end of the worker's parent.
             initargs=(self._life, os.getpid() if current_thread() is main_thread() else None),
         )
@@ -219,7 +219,7 @@ class LocalExecutor:
         return cast(ProcessPoolExecutor, pool)
 
 
-def run_short_jobs(function: Callable[[Job], Result], jobs: Iterator[Job]) -> Iterator[Result]:
+def run_first_jobs_here(function: Callable[[Job], Result], jobs: Iterator[Job]) -> Iterator[Result]:
     """Run short jobs here, until they have taken as long as starting a worker would; the rest stay in `jobs`."""
     start = time.perf_counter()
     for job in jobs:

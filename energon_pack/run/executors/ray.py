@@ -30,9 +30,9 @@ from ray.exceptions import (
 
 from energon_pack.errors import PackError, one_line
 from energon_pack.run.executors import JobFolder
-from energon_pack.run.executors.admission import terms_with_mark_files, why_unfit
-from energon_pack.run.executors.local import LocalExecutor, run_short_jobs
-from energon_pack.run.executors.ray_cluster import cluster_of
+from energon_pack.run.executors.admission import enter_and_check_machine, terms_with_mark_files
+from energon_pack.run.executors.local import LocalExecutor, run_first_jobs_here
+from energon_pack.run.executors.ray_cluster import connected_to_ray
 from energon_pack.run.executors.settings import ExecutorConfig
 from energon_pack.run.executors.workers import ONE_THREAD_ENV
 from energon_pack.run.expansion_bounds import enable_memory_bounds
@@ -74,7 +74,7 @@ class RayExecutor:
         """See `Executor.map`. Short jobs run here until they have taken as long as starting a process."""
         jobs = iter(jobs)
         if are_short:
-            yield from run_short_jobs(function, jobs)
+            yield from run_first_jobs_here(function, jobs)
         first_two = list(islice(jobs, 2))
         if len(first_two) < 2:
             yield from self._here.map(function, first_two)
@@ -164,7 +164,7 @@ class RayExecutor:
     def __enter__(self) -> "RayExecutor":
         with ExitStack() as stack:
             stack.enter_context(self._here)
-            stack.enter_context(cluster_of(self._settings))
+            stack.enter_context(connected_to_ray(self._settings))
             stack.callback(lambda: self._cancel(self._at_work))
             try:
                 self._remote = ray.remote(**self._task)(_job_function_by_value())
@@ -219,4 +219,4 @@ def run_job(terms: bytes, job: bytes) -> bytes | str:
 def _why_unfit(terms: bytes) -> str | None:
     """Check once in a process whether its machine is fit."""
     enable_memory_bounds()
-    return why_unfit(pickle.loads(terms))
+    return enter_and_check_machine(pickle.loads(terms))

@@ -26,7 +26,7 @@ _TOKEN = secrets.token_hex(32)
 
 
 @contextmanager
-def cluster_of(settings: ExecutorConfig) -> Iterator[None]:
+def connected_to_ray(settings: ExecutorConfig) -> Iterator[None]:
     """Connect to the Ray of the settings; if this process has a Ray already, use that one and leave it running."""
     if ray.is_initialized():
         yield

@@ -67,12 +67,12 @@ class ExecutorConfig:
         for name, value in numbers.items():
             if not isinstance(value, int | float) or value <= 0:
                 raise PackError(f"executor.{name}={value}: must be more than 0")
-        for name, options in self.sbatch_by_job.items():
+        for name, options in self.sbatch_options_by_stage.items():
             if name not in _SLURM_JOBS or not isinstance(options, str):
                 raise PackError(f"executor.sbatch={{{name}: {options}}}: a text for each of {', '.join(_SLURM_JOBS)}")
 
     @property
-    def sbatch_by_job(self) -> dict[str, Any]:
+    def sbatch_options_by_stage(self) -> dict[str, Any]:
         """Return the options of `sbatch` by the stage of a job; `all`: of every job."""
         return self.sbatch if isinstance(self.sbatch, dict) else {"all": self.sbatch or ""}
 

@@ -77,7 +77,7 @@ class Chain:
         if parts is not None:
             options.append(f"--array={_ranges(parts)}{f'%{self.settings.at_once}' if self.settings.at_once else ''}")
         for job in ("all", stage):
-            options += shlex.split(self.settings.sbatch_by_job.get(job, ""))
+            options += shlex.split(self.settings.sbatch_options_by_stage.get(job, ""))
         check = shlex.join([self.command[0], "-m", "energon_pack.run.executors.admission", str(self._terms_file)])
         work = shlex.join([*self.command, f"stage={stage}"])
         steps = [f"cd {shlex.quote(os.getcwd())}", check]

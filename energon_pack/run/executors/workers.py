@@ -121,7 +121,7 @@ def cpu_seconds_and_bytes(context: Context) -> tuple[float, int]:
     return seconds, num_bytes
 
 
-def start_worker(life: Connection, parent: int | None) -> None:
+def prepare_worker(life: Connection, parent: int | None) -> None:
     """Prepare a worker: it leaves interrupts to its parent, and lives until the parent closes its pipe, or dies."""
     for interrupt in INTERRUPTS:
         signal.signal(interrupt, signal.SIG_IGN)

@@ -17,8 +17,8 @@ from energon_pack.run.address import place_of, tidy_address
 from energon_pack.run.stores.requests import (
     PART_BYTES,
     REQUEST_COUNTS,
-    Found,
-    Objects,
+    SizeAndVersion,
+    StoreClient,
     StoreError,
     error_text,
     with_retries,
@@ -49,7 +49,7 @@ def ensure_client(address: str) -> None:
     _objects_and_key(address)
 
 
-def find(address: str) -> Found:
+def find(address: str) -> SizeAndVersion:
     """Return size and version of an object.
 
     Raises:
@@ -90,7 +90,7 @@ def read_with_version(address: str) -> tuple[bytes, str]:
     raise StoreError(f"{address} is written again and again: is another run at work?")
 
 
-def list_recursively(folder: str) -> dict[str, Found]:
+def list_recursively(folder: str) -> dict[str, SizeAndVersion]:
     """Return all objects in a folder and its subfolders by address, in the order of their names."""
     objects, key = _objects_and_key(folder)
     prefix = f"{tidy_address(key)}/" if key else ""
@@ -113,7 +113,7 @@ def put(address: str, data: bytes) -> None:
     REQUEST_COUNTS["bytes written"] += len(data)
 
 
-def put_if(address: str, data: bytes, version: str | None) -> bool:
+def put_if_unchanged(address: str, data: bytes, version: str | None) -> bool:
     """Write a small object, unless another process wrote it meanwhile; say whether it was written.
 
     Args:
@@ -140,7 +140,7 @@ def put_file(address: str, path: Path) -> None:
     REQUEST_COUNTS["bytes written"] += size
 
 
-def delete(addresses: Iterable[str]) -> None:
+def delete_in_profile(addresses: Iterable[str]) -> None:
     """Remove objects of one profile, in this order if the store keeps an order."""
     waiting = iter(addresses)
     while batch := list(islice(waiting, _DELETED_AT_ONCE)):
@@ -151,13 +151,13 @@ def delete(addresses: Iterable[str]) -> None:
 # ------------------------------------------------------------------------------------------------------------ clients
 
 
-def _objects_and_key(address: str) -> tuple[Objects, str]:
+def _objects_and_key(address: str) -> tuple[StoreClient, str]:
     place = place_of(address)
-    return objects_of(place.profile), place.key
+    return client_of_profile(place.profile), place.key
 
 
 @lru_cache(maxsize=64)
-def objects_of(profile: str) -> Objects:
+def client_of_profile(profile: str) -> StoreClient:
     """Return the client for the objects of a profile."""
     try:
         return _objects_of(profile)
@@ -171,7 +171,7 @@ def objects_of(profile: str) -> Objects:
         raise PackError(f"{where}: {error_text(error)}; {knobs}") from None
 
 
-def _objects_of(profile: str) -> Objects:
+def _objects_of(profile: str) -> StoreClient:
     settings = _settings_of(profile)
     provider = settings.get("storage_provider", {})
     if provider.get("type") in _PACKAGES_BY_PROVIDER:
@@ -215,7 +215,7 @@ def _bucket_of(profile: str) -> tuple[str, str] | None:
     return (scheme, bucket) if profile.startswith("_") and scheme in _PROVIDER_BY_SCHEME else None
 
 
-os.register_at_fork(after_in_child=objects_of.cache_clear)
+os.register_at_fork(after_in_child=client_of_profile.cache_clear)
 
 
 def is_forked() -> bool:

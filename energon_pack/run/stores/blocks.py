@@ -15,7 +15,7 @@ from collections import OrderedDict
 from contextlib import suppress
 from pathlib import Path
 
-from energon_pack.run.files import private_temporary_folder
+from energon_pack.run.files import user_temporary_folder
 
 BLOCK_BYTES = 1 << 20
 _MAX_MEMORY_BLOCKS = 48  # blocks that a process keeps in memory
@@ -82,7 +82,7 @@ class Blocks:
     def folder(self) -> Path:
         """Return the folder of the blocks; only this user can write to it."""
         if self._folder is None:
-            self._folder = private_temporary_folder("blocks")
+            self._folder = user_temporary_folder("blocks")
         return self._folder
 
     def _path(self, key: str, number: int) -> str:

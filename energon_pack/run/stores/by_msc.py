@@ -10,10 +10,17 @@ from multistorageclient import StorageClient, StorageClientConfig
 from multistorageclient.types import Range
 
 from energon_pack.run.stores import requests
-from energon_pack.run.stores.requests import PART_BYTES, Found, Objects, PermanentError, classify_error, error_text
+from energon_pack.run.stores.requests import (
+    PART_BYTES,
+    PermanentError,
+    SizeAndVersion,
+    StoreClient,
+    classify_error,
+    error_text,
+)
 
 
-class MscObjects(Objects):
+class MscObjects(StoreClient):
     """The objects of a profile.
 
     Args:
@@ -25,7 +32,7 @@ class MscObjects(Objects):
         self._by_time = by_time
         self._client = StorageClient(StorageClientConfig.from_file(profile=profile))
 
-    def find(self, key: str) -> Found:
+    def find(self, key: str) -> SizeAndVersion:
         meta = _with_time_limit(lambda: self._client.info(key))
         if meta.type != "file":
             raise FileNotFoundError(key)
@@ -34,7 +41,7 @@ class MscObjects(Objects):
     def read(self, key: str, start: int, end: int) -> tuple[memoryview, str | None]:
         return memoryview(_with_time_limit(lambda: self._client.read(key, byte_range=Range(start, end - start)))), None
 
-    def list_recursively(self, prefix: str) -> Iterator[tuple[str, Found]]:
+    def list_recursively(self, prefix: str) -> Iterator[tuple[str, SizeAndVersion]]:
         with _translated_errors():
             for item in self._client.list_recursive(path=prefix):
                 yield item.key, self._found(item)
@@ -55,9 +62,9 @@ class MscObjects(Objects):
         for key in keys:
             _with_time_limit(partial(self._client.delete, key))
 
-    def _found(self, item: Any) -> Found:
+    def _found(self, item: Any) -> SizeAndVersion:
         etag = "" if self._by_time else item.etag
-        return Found(item.content_length, etag or f"{item.last_modified:%Y%m%d%H%M%S.%f}")
+        return SizeAndVersion(item.content_length, etag or f"{item.last_modified:%Y%m%d%H%M%S.%f}")
 
 
 def _with_time_limit(request: Callable[[], Any], times: int = 1) -> Any:

@@ -13,7 +13,14 @@ from obstore.exceptions import AlreadyExistsError, BaseError, GenericError, Prec
 from obstore.store import S3Store
 
 from energon_pack.run.stores import requests
-from energon_pack.run.stores.requests import PART_BYTES, Found, Objects, PermanentError, classify_error, error_text
+from energon_pack.run.stores.requests import (
+    PART_BYTES,
+    PermanentError,
+    SizeAndVersion,
+    StoreClient,
+    classify_error,
+    error_text,
+)
 
 #: Settings of a profile that this client knows, or that do not change what is read.
 KNOWN_OPTIONS = {"base_path", "region_name", "endpoint_url", "profile_name", "verify", "signature_version"} | {
@@ -26,7 +33,7 @@ _REDIRECT = 301, "redirect without LOCATION"  # obstore reports a redirect by th
 _CONFLICT = 409  # another write of the same object is under way
 
 
-class ObstoreObjects(Objects):
+class ObstoreObjects(StoreClient):
     """The objects of a profile."""
 
     def __init__(self, options: Mapping[str, Any], credentials: Mapping[str, str]):
@@ -68,7 +75,7 @@ class ObstoreObjects(Objects):
         patience = timedelta(seconds=requests.MAX_RETRY_SECONDS)
         self._in_parts = store({"max_retries": requests.MAX_ATTEMPTS, "backoff": backoff, "retry_timeout": patience})
 
-    def find(self, key: str) -> Found:
+    def find(self, key: str) -> SizeAndVersion:
         with _translated_errors():
             return _found(obstore.head(self._store, key))
 
@@ -77,7 +84,7 @@ class ObstoreObjects(Objects):
             result = obstore.get(self._store, key, options={"range": (start, end)})
             return memoryview(result.bytes()), _version(result.meta)
 
-    def list_recursively(self, prefix: str) -> Iterator[tuple[str, Found]]:
+    def list_recursively(self, prefix: str) -> Iterator[tuple[str, SizeAndVersion]]:
         with _translated_errors():
             for batch in obstore.list(self._store, prefix, chunk_size=1000):
                 for meta in batch:
@@ -153,8 +160,8 @@ def _status_of(error: Exception) -> int | None:
     return int(status[1]) if status else None
 
 
-def _found(meta: Any) -> Found:
-    return Found(meta["size"], _version(meta))
+def _found(meta: Any) -> SizeAndVersion:
+    return SizeAndVersion(meta["size"], _version(meta))
 
 
 def _version(meta: Any) -> str:

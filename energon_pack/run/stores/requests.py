@@ -147,18 +147,18 @@ def error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(first.split())[:300]}"
 
 
-class Found(NamedTuple):
+class SizeAndVersion(NamedTuple):
     """Size and version of an object, which tell whether it has changed."""
 
     size: int
     version: str
 
 
-class Objects(ABC):
+class StoreClient(ABC):
     """The objects of a profile, by their keys. Methods raise FileNotFoundError, TransientError or PermanentError."""
 
     @abstractmethod
-    def find(self, key: str) -> Found:
+    def find(self, key: str) -> SizeAndVersion:
         """Return the present size (bytes) and version of an object."""
 
     @abstractmethod
@@ -166,7 +166,7 @@ class Objects(ABC):
         """Return the bytes `start` to `end`, and their version (None: the store does not report it)."""
 
     @abstractmethod
-    def list_recursively(self, prefix: str) -> Iterator[tuple[str, Found]]:
+    def list_recursively(self, prefix: str) -> Iterator[tuple[str, SizeAndVersion]]:
         """Yield the full key, size and version of each object below a prefix, which is a folder."""
 
     @abstractmethod

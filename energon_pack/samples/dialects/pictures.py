@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from energon_pack.run.address import bucket_of
-from energon_pack.samples.media.kinds import MEDIA_KEYS, kind_by_name
-from energon_pack.samples.placeholders import num_placeholders
+from energon_pack.samples.media.kinds import MEDIA_KEYS, kind_by_extension
+from energon_pack.samples.placeholders import num_text_placeholders
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
 
@@ -25,7 +25,7 @@ _BASE64_ADVICE = "`data:TYPE;base64,` is read from a value of its own, not from 
 REMOVE_ADVICE = "source.missing_media=remove trains the rest of the document"
 
 
-def refuse_address(name: str, subject: str) -> None:
+def refuse_url(name: str, subject: str) -> None:
     """Raise Skip (`unsupported_media`) for a URL in a name's place. `subject`: subject and verb, as `images lists`."""
     if name.startswith("data:") or ("://" in name[:12].replace("file://", "") and not bucket_of(name)):
         advice = _BASE64_ADVICE if name.startswith("data:") else DOWNLOAD_ADVICE
@@ -35,7 +35,7 @@ def refuse_address(name: str, subject: str) -> None:
 def img_tag_names(text: str) -> list[str]:
     """Return the file names of media that a text holds as `<img>a.png</img>`."""
     names = _IMG_TAG.findall(text) if "<img>" in text else []
-    return [name for name in names if kind_by_name(name.strip().partition("?")[0])]
+    return [name for name in names if kind_by_extension(name.strip().partition("?")[0])]
 
 
 def with_img_tags_as_parts(messages: Sequence[Message], lists_media: bool) -> list[Message]:
@@ -46,7 +46,7 @@ def with_img_tags_as_parts(messages: Sequence[Message], lists_media: bool) -> li
     """
     asked = [message for message in messages if message["role"] != "assistant"]
     texts = [message["content"] for message in asked if isinstance(message["content"], str)]
-    if len(texts) < len(asked) or lists_media or num_placeholders(messages):
+    if len(texts) < len(asked) or lists_media or num_text_placeholders(messages):
         detail = "<img> in a text, and other media in the sample: list all, and write <image> where each stands"
         raise Skip(Reason.UNSUPPORTED_MEDIA, detail)
     for name in (name for text in texts for name in img_tag_names(text)):
@@ -59,7 +59,7 @@ def _content_parts(text: str) -> str | list[Message]:
     parts: list[Message] = []
     start = 0
     for match in _IMG_TAG.finditer(text):
-        if kind := kind_by_name(match[1].strip()):
+        if kind := kind_by_extension(match[1].strip()):
             parts += [{"type": "text", "text": text[start : match.start()]}] if match.start() > start else []
             parts.append({"type": kind, "name": match[1].strip()})
             start = match.end()
@@ -80,7 +80,7 @@ def media_name_in(named: Any) -> Any:
     return value_of_synonyms(named, ("url", "path", "data"))
 
 
-def replace_img_tags_by_media(
+def with_checked_img_tags(
     messages: list[Message], fields: Mapping[str, Any], lists_media: bool = False
 ) -> list[Message]:
     """Replace `<img>a.png</img>` in the text by media; raises Skip if the text refers to boxes (`<bbox>`) in `objects`.

@@ -1,6 +1,6 @@
 """Rewrites a record in the terms of this package, before and after its conversation is found. Pure.
 
-JSON ──rewrite_record──► fields as `parse_record` knows them      messages ──replace_img_tags_by_media──► messages
+JSON ──rewrite_record──► fields as `parse_record` knows them      messages ──with_checked_img_tags──► messages
 """
 
 import ast
@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
-from energon_pack.samples.dialects.interleaved import INTERLEAVED_FIELDS, with_document
+from energon_pack.samples.dialects.interleaved import INTERLEAVED_FIELDS, with_document_as_messages
 from energon_pack.samples.dialects.pairs import question_and_answer_turns
 from energon_pack.samples.dialects.table import TURN_FIELDS
 from energon_pack.samples.keys import without_synonyms
-from energon_pack.samples.media.kinds import MEDIA_KEYS, kind_by_name
+from energon_pack.samples.media.kinds import MEDIA_KEYS, kind_by_extension
 from energon_pack.samples.raw_json import RECORD_WEIGHT_KEYS, parse_json_or_skip
 from energon_pack.samples.sample import MESSAGE_KEYS
 from energon_pack.samples.settings import ReadSettings
@@ -45,7 +45,7 @@ def rewrite_record(value: Any, settings: ReadSettings) -> Any:
         value = _with_parsed_lists(value, settings)
     if settings.has_renames:
         value = rename_fields_and_roles(value, settings)
-    value = with_document(without_synonyms(value), settings) if isinstance(value, dict) else value
+    value = with_document_as_messages(without_synonyms(value), settings) if isinstance(value, dict) else value
     return _from_image_folder(value) if isinstance(value, dict) and not any(map(value.get, MEDIA_KEYS)) else value
 
 
@@ -84,7 +84,7 @@ def _parsed_python(text: str) -> Any:
         return None
 
 
-def renamed(record: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+def with_our_names(record: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     """Return a record or a turn with keys renamed to ours, all read from the untouched one: names may change places.
 
     A key that has one of our names and is not renamed itself gives way. `names`: our name → the name in the record; of
@@ -98,12 +98,12 @@ def renamed(record: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, An
 def _from_image_folder(value: dict[str, Any]) -> dict[str, Any]:
     """Rename the fields of ImageFolder's metadata, as `{file_name, text}` or `{video_file_name, text}`."""
     names = {match[1]: match[0] for match in map(FILE_NAME_KEY.fullmatch, value) if match}
-    if kind_by_name(str(value.get("file_name"))):
+    if kind_by_extension(str(value.get("file_name"))):
         names["image"] = "file_name"
     if not names:
         return value
     caption = value_of_synonyms(value, ("text", "caption"))
-    value = renamed(value, names | {"caption": "text"})
+    value = with_our_names(value, names | {"caption": "text"})
     return {**value, "caption": caption} if "caption" in value else value
 
 
@@ -118,7 +118,7 @@ def rename_fields_and_roles(value: Any, settings: ReadSettings) -> Any:
         if ours in columns and columns[ours] not in value:
             detail = f"source.columns.{ours}={columns[ours]} names no field of it; there are {sorted(value)[:8]}"
             raise Skip(Reason.NO_MESSAGES, detail)
-    value = renamed(value, columns)
+    value = with_our_names(value, columns)
     if {"prompt", "response"} <= columns.keys():
         asked, answered = value.pop("prompt"), value.pop("response")
         if not asked or not (answered or answered == ""):
@@ -144,7 +144,7 @@ def with_renamed_turns(
         if not isinstance(message, dict):
             return message
         usual = {ours: ours if ours in message else theirs for ours, theirs in _SHAREGPT_KEYS.items()}
-        message = renamed(message, {ours: name or usual[ours] for ours, name in keys.items()})
+        message = with_our_names(message, {ours: name or usual[ours] for ours, name in keys.items()})
         role = message.get("role")
         return {**message, "role": roles[role]} if isinstance(role, str) and role in roles else message
 

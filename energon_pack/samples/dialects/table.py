@@ -186,7 +186,7 @@ def possible_readings(value: Mapping[str, Any], settings: ReadSettings) -> Itera
         yield written
 
 
-def conversation_of(
+def fitting_reading(
     value: Mapping[str, Any], settings: ReadSettings
 ) -> tuple[ConversationReading, dict[str, list[Any]]] | None:
     """Find the reading that gives a record's conversation; None: no reading fits.

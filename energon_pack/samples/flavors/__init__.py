@@ -47,7 +47,7 @@ def find_packed_flavor(name: str) -> PackedFlavor | None:
     return new_flavor
 
 
-def flavor_by_name(name: object) -> PackedFlavor:
+def packed_flavor_or_default(name: object) -> PackedFlavor:
     """Return the flavour of this name; the default one if it is no text. Raises PackError for an unknown name."""
     flavor = find_packed_flavor(name) if isinstance(name, str) else DEFAULT_FLAVOR
     if flavor is None:

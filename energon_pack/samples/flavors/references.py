@@ -5,7 +5,7 @@ from typing import Any
 
 from energon_pack.errors import quote
 from energon_pack.samples.flavors.base import Fields, PackedFlavor
-from energon_pack.samples.flavors.schema import is_count, is_list_of
+from energon_pack.samples.flavors.schema import is_count, list_checker
 from energon_pack.samples.parts import (
     REFERENCES_FIELD,
     SOURCE_PARTS_FIELD,
@@ -20,7 +20,7 @@ from energon_pack.samples.parts import (
 def _is_source_place(value: Any) -> bool:
     """Tell whether a value is `[shard, offset, size]`, `[path]` or `[path, key]`."""
     names, numbers = (value[:1], value[1:]) if isinstance(value, list) and len(value) == 3 else (value, [])
-    return is_list_of(str)(names) and 0 < len(names) < 3 and all(map(is_count, numbers))
+    return list_checker(str)(names) and 0 < len(names) < 3 and all(map(is_count, numbers))
 
 
 def _is_name_size_checksum(value: Any) -> bool:
@@ -64,7 +64,7 @@ def reference_defects(value: Fields) -> Iterator[str]:
             parts,
             ("a list of lists of a name, a size and a checksum", _is_list_of_lists_of(_is_name_size_checksum)),
         ),
-        ("_meta.sample_ids", ids, ("a list of strings", is_list_of(str))),
+        ("_meta.sample_ids", ids, ("a list of strings", list_checker(str))),
     ):
         if not is_it(listed):
             yield f"{name} is {quote(listed)}, not {said_kind}"

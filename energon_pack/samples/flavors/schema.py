@@ -25,7 +25,7 @@ def wrong_fields(value: Any, where: str, schema: Schema) -> Iterator[str]:
             yield f"{where}{name} is {quote(value[name])}, not {kind}"
 
 
-def is_list_of(kind: type) -> Callable[[Any], bool]:
+def list_checker(kind: type) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, list) and all(type(item) is kind for item in value)
 
 
@@ -34,13 +34,13 @@ def is_count(value: Any) -> bool:
 
 
 def _is_lists_of_strings(value: Any) -> bool:
-    return isinstance(value, list) and all(map(is_list_of(str), value))
+    return isinstance(value, list) and all(map(list_checker(str), value))
 
 
 LIST_TYPE = ("a list", lambda value: isinstance(value, list))
 NAMES_TYPE = ("a list of lists of names", _is_lists_of_strings)
 TEXTS_TYPE = ("a list of lists of texts", _is_lists_of_strings)
-OBJECTS_TYPE = ("a list of objects", is_list_of(dict))
+OBJECTS_TYPE = ("a list of objects", list_checker(dict))
 COUNT_TYPE = ("a count", is_count)
 COUNTS_TYPE = ("a list of counts", lambda value: isinstance(value, list) and all(map(is_count, value)))
 _STRING_TYPE = ("a string", lambda value: isinstance(value, str))
@@ -49,7 +49,7 @@ _STRING_TYPE = ("a string", lambda value: isinstance(value, str))
 META_SCHEMA: Schema = {
     "format": (str(PACK_FORMAT), lambda value: type(value) is int and value == PACK_FORMAT),
     "pack_id": _STRING_TYPE,
-    "sample_ids": ("a list of strings", is_list_of(str)),
+    "sample_ids": ("a list of strings", list_checker(str)),
     "token_lens": COUNTS_TYPE,
     "num_supervised": COUNTS_TYPE,
     "total_token_len": COUNT_TYPE,

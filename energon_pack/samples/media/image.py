@@ -25,7 +25,7 @@ _TRANSPOSES = {
 }
 
 
-class Look(NamedTuple):
+class RgbConversion(NamedTuple):
     """How a stored picture is converted to RGB: its background behind transparent pixels, and its orientation."""
 
     #: the colour behind transparent pixels; empty: the colours that are stored there
@@ -37,7 +37,7 @@ class Look(NamedTuple):
 
 
 #: as transformers' `load_image`
-PLAIN_LOOK = Look()
+PLAIN_LOOK = RgbConversion()
 
 
 def opened_image(file: BinaryIO) -> Image.Image:
@@ -56,7 +56,7 @@ def decode_image(data: bytes) -> Image.Image:
     return to_rgb(opened_image(io.BytesIO(data)), is_own=True)
 
 
-def to_rgb(image: Image.Image, look: Look = PLAIN_LOOK, is_own: bool = False) -> Image.Image:
+def to_rgb(image: Image.Image, look: RgbConversion = PLAIN_LOOK, is_own: bool = False) -> Image.Image:
     """Convert an open image to RGB as `look` says: upright by its EXIF orientation, on a background.
 
     `is_own`: nobody else has the image, so that one in RGB may be returned as it is.

@@ -3,7 +3,7 @@
 import math
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from energon_pack.samples.media.medium import Media, MediaFormat, Medium, begins
+from energon_pack.samples.media.medium import Media, MediaFormat, Medium, first_bytes_pattern
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,13 +22,13 @@ class Image(Medium):
     fields = ("width", "height")
     has_picture, colour = True, "yellow"
     formats = (
-        MediaFormat("image", "jpg", begins(rb"\xff\xd8\xff"), also=("jpeg",)),
-        MediaFormat("image", "png", begins(rb"\x89PNG\r\n\x1a\n")),
-        MediaFormat("image", "gif", begins(rb"GIF8[79]a")),
-        MediaFormat("image", "webp", begins(rb"RIFF....WEBP")),
-        MediaFormat("image", "bmp", begins(rb"BM")),
-        MediaFormat("image", "tif", begins(rb"II\*\0|MM\0\*|II\+\0|MM\0\+"), also=("tiff",)),
-        MediaFormat("image", "avif", begins(rb"....ftyp(avi[fs]|mif1|msf1)")),
+        MediaFormat("image", "jpg", first_bytes_pattern(rb"\xff\xd8\xff"), also=("jpeg",)),
+        MediaFormat("image", "png", first_bytes_pattern(rb"\x89PNG\r\n\x1a\n")),
+        MediaFormat("image", "gif", first_bytes_pattern(rb"GIF8[79]a")),
+        MediaFormat("image", "webp", first_bytes_pattern(rb"RIFF....WEBP")),
+        MediaFormat("image", "bmp", first_bytes_pattern(rb"BM")),
+        MediaFormat("image", "tif", first_bytes_pattern(rb"II\*\0|MM\0\*|II\+\0|MM\0\+"), also=("tiff",)),
+        MediaFormat("image", "avif", first_bytes_pattern(rb"....ftyp(avi[fs]|mif1|msf1)")),
     )
     example = Media("image", 640, 480)
 

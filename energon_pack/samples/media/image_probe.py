@@ -30,7 +30,7 @@ def probe_image(file: BinaryIO) -> Media:
     try:
         with opened_image(file) as image:
             chunks = png_chunk_names(image, file)
-            if not is_whole(image, file, chunks):
+            if not ends_with_end_mark(image, file, chunks):
                 image.load()
             medium = medium_of(image, chunks)
     except UnidentifiedImageError:
@@ -50,7 +50,7 @@ def medium_of(image: Image.Image, png_chunks: list[bytes] | None = None) -> Medi
     return Media("image", width, height, _extension(image.format or ""), is_turned=is_turned, mode=mode)
 
 
-def is_whole(image: Image.Image, file: BinaryIO, chunks: list[bytes] | None) -> bool:
+def ends_with_end_mark(image: Image.Image, file: BinaryIO, chunks: list[bytes] | None) -> bool:
     """Tell whether a file ends with its format's end mark; False: it does not, or the format has no end mark.
 
     `chunks`: the names of a PNG's chunks, from `png_chunk_names`; None: another format.
@@ -125,7 +125,7 @@ _PNG_HARMLESS_KEYWORDS = frozenset(
 )
 
 
-def plain_image(file: Bytes, offset: int, size: int) -> Media | None:
+def probe_without_pillow(file: Bytes, offset: int, size: int) -> Media | None:
     """Read the size of a simple JPEG, PNG or WebP in a range of a file, without Pillow; None: only Pillow can tell."""
     for most in _HEAD_BYTES:
         medium = _plain_image_by_head(file, offset, size, file.read(offset, min(size, most)))

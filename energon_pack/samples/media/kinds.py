@@ -87,6 +87,6 @@ def format_of(head: bytes) -> MediaFormat | None:
     return next((format for format in FORMATS if format.magic.match(head)), None)
 
 
-def kind_by_name(part: str) -> str | None:
+def kind_by_extension(part: str) -> str | None:
     """Return the kind of medium by the extension of a name; None: it is no medium."""
     return _KIND_OF_EXTENSION.get(part.rpartition(".")[2].lower())

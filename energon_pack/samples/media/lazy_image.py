@@ -7,7 +7,7 @@ from typing import Any
 
 from PIL import Image
 
-from energon_pack.samples.media.image import PLAIN_LOOK, Look, opened_image, to_rgb
+from energon_pack.samples.media.image import PLAIN_LOOK, RgbConversion, opened_image, to_rgb
 from energon_pack.samples.media.medium import Media
 
 
@@ -48,7 +48,7 @@ class LazyImage(Image.Image):
         self.decode(PLAIN_LOOK)
         return self.load()
 
-    def decode(self, look: Look) -> None:
+    def decode(self, look: RgbConversion) -> None:
         """Decode the file and become a plain RGB image; `look`: how pixels become RGB."""
         with self._named():
             image = to_rgb(self._opened(), look, is_own=isinstance(self._data, bytes))
@@ -75,7 +75,7 @@ class LazyImage(Image.Image):
             raise OSError(f"{self._name}: {str(error) or type(error).__name__}") from None
 
 
-def decoded_with_look(image: Image.Image, look: Look) -> Image.Image:
+def decode_if_lazy(image: Image.Image, look: RgbConversion) -> Image.Image:
     """Decode a lazy image as `look` says, and return it; an image that is decoded already stays unchanged."""
     if isinstance(image, LazyImage):
         image.decode(look)

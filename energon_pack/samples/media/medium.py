@@ -82,7 +82,7 @@ class MediaFormat(NamedTuple):
 SOUND_EXTENSION_OF = {"mp4": "m4a", "mkv": "mka"}
 
 
-def begins(pattern: bytes) -> re.Pattern[bytes]:
+def first_bytes_pattern(pattern: bytes) -> re.Pattern[bytes]:
     """Compile a pattern of a format's first bytes, for `MediaFormat.magic`; `.` matches any byte."""
     return re.compile(pattern, re.DOTALL)
 

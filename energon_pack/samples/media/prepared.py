@@ -14,12 +14,12 @@ from energon_pack.run.load_by_name import load_entry_point, load_named
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.arguments import PreparedMedia, VideoClip, media_arguments, video_metadata
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
-from energon_pack.samples.media.lazy_image import decoded_with_look
+from energon_pack.samples.media.lazy_image import decode_if_lazy
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.tokens import BY_PACKAGE, CROP, RESIZE_BY_TORCH, SeenMedium, Step
+from energon_pack.samples.tokens import BY_PACKAGE, CROP, RESIZE_BY_TORCH, MediumInput, PixelStep
 
 
-def prepared_media(rules: InputRules, media: Sequence[SeenMedium], data: Sequence[Any]) -> PreparedMedia:
+def prepared_media(rules: InputRules, media: Sequence[MediumInput], data: Sequence[Any]) -> PreparedMedia:
     """Decode and resize the media of a sample for the call of its processor.
 
     `data`: Pillow's image for each image or listed frame of a video, and the bytes of each other medium's file.
@@ -34,7 +34,7 @@ def prepared_media(rules: InputRules, media: Sequence[SeenMedium], data: Sequenc
     )
 
 
-def _prepared(rules: InputRules, medium: SeenMedium, data: Sequence[Any]) -> Any:
+def _prepared(rules: InputRules, medium: MediumInput, data: Sequence[Any]) -> Any:
     if medium.kind == IMAGE.kind:
         return _images_after_steps(rules, medium, data)[0]
     if medium.kind != VIDEO.kind:
@@ -49,7 +49,7 @@ def _prepared(rules: InputRules, medium: SeenMedium, data: Sequence[Any]) -> Any
     return make_clip(medium, frames, heard)
 
 
-def make_clip(video: SeenMedium, frames: Sequence[Image.Image], sound: Any = None) -> VideoClip:
+def make_clip(video: MediumInput, frames: Sequence[Image.Image], sound: Any = None) -> VideoClip:
     """Join the frames of a video for a processor's call: uint8 [n, height, width, 3], with the video's metadata.
 
     `sound`: float32 [n]; None: the video's sound is not used.
@@ -59,8 +59,8 @@ def make_clip(video: SeenMedium, frames: Sequence[Image.Image], sound: Any = Non
     return VideoClip(pixels, video_metadata(total, video.fps, video.frames), sound)
 
 
-def _images_after_steps(rules: InputRules, medium: SeenMedium, images: Sequence[Any]) -> list[Image.Image]:
-    shown = [decoded_with_look(image, rules.looks[medium.kind]) for image in images]
+def _images_after_steps(rules: InputRules, medium: MediumInput, images: Sequence[Any]) -> list[Image.Image]:
+    shown = [decode_if_lazy(image, rules.looks[medium.kind]) for image in images]
     if other := next((image.size for image in shown if image.size != (medium.width, medium.height)), None):
         from energon_pack.samples.media.streams import UndecodableError
 
@@ -71,7 +71,7 @@ def _images_after_steps(rules: InputRules, medium: SeenMedium, images: Sequence[
     return apply_medium_steps(rules, medium, shown)
 
 
-def apply_medium_steps(rules: InputRules, medium: SeenMedium, images: Sequence[Image.Image]) -> list[Image.Image]:
+def apply_medium_steps(rules: InputRules, medium: MediumInput, images: Sequence[Image.Image]) -> list[Image.Image]:
     """Apply the steps of a medium (resize, crop …) to its images or frames."""
     return [apply_steps(image, medium.steps, partial(_preprocessed_by_package, rules)) for image in images]
 
@@ -95,7 +95,9 @@ def processor_arguments(rules: InputRules, media: PreparedMedia) -> dict[str, An
     return media_arguments(media, rules.call_settings, rules.nests_images)
 
 
-def apply_steps(image: Image.Image, steps: Sequence[Step], change: Callable[[Image.Image], Image.Image]) -> Image.Image:
+def apply_steps(
+    image: Image.Image, steps: Sequence[PixelStep], change: Callable[[Image.Image], Image.Image]
+) -> Image.Image:
     """Apply steps (resize, crop …) to an image; `change`: a function for the step of another package's preprocessor."""
     for step in steps:
         size = step.width, step.height

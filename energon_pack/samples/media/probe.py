@@ -6,7 +6,7 @@ from PIL import UnidentifiedImageError
 
 from energon_pack.errors import PackError
 from energon_pack.samples.bytes import ByteRange, Bytes, as_file
-from energon_pack.samples.media.image_probe import plain_image
+from energon_pack.samples.media.image_probe import probe_without_pillow
 from energon_pack.samples.media.kinds import IMAGE, KINDS, format_of
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.sample import AnyPart
@@ -25,7 +25,7 @@ _NON_MEDIA = {
 
 def probe_part(file: Bytes, part: AnyPart) -> Media:
     """Read kind and size of the medium in a part of a file, as `probe` does; an error names the part."""
-    plain = plain_image(file, part.offset, part.size)
+    plain = probe_without_pillow(file, part.offset, part.size)
     if plain is not None:
         return plain
     try:

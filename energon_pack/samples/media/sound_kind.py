@@ -3,7 +3,7 @@
 import math
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from energon_pack.samples.media.medium import Media, MediaFormat, Medium, begins
+from energon_pack.samples.media.medium import Media, MediaFormat, Medium, first_bytes_pattern
 from energon_pack.samples.media.video_kind import has_whole_boxes
 
 if TYPE_CHECKING:
@@ -23,14 +23,14 @@ class Sound(Medium):
     colour = "cyan"
     fields = ("num_samples", "rate")
     formats = (
-        MediaFormat("audio", "wav", begins(rb"(RIFF|RF64)....WAVE")),
-        MediaFormat("audio", "flac", begins(rb"fLaC")),
-        MediaFormat("audio", "ogg", begins(rb"OggS"), also=("oga", "opus")),
-        MediaFormat("audio", "mp3", begins(rb"ID3|\xff[\xe2\xe3\xf2\xf3\xfa\xfb]")),
-        MediaFormat("audio", "aac", begins(rb"\xff[\xf0\xf1\xf8\xf9]")),
-        MediaFormat("audio", "aiff", begins(rb"FORM....AIF[FC]"), also=("aif", "aifc")),
-        MediaFormat("audio", "m4a", begins(rb"....ftypM4[AB]"), also=("m4b",), is_whole=has_whole_boxes),
-        MediaFormat("audio", "mka", begins(rb"\x1a\x45\xdf\xa3"), also=("weba",)),
+        MediaFormat("audio", "wav", first_bytes_pattern(rb"(RIFF|RF64)....WAVE")),
+        MediaFormat("audio", "flac", first_bytes_pattern(rb"fLaC")),
+        MediaFormat("audio", "ogg", first_bytes_pattern(rb"OggS"), also=("oga", "opus")),
+        MediaFormat("audio", "mp3", first_bytes_pattern(rb"ID3|\xff[\xe2\xe3\xf2\xf3\xfa\xfb]")),
+        MediaFormat("audio", "aac", first_bytes_pattern(rb"\xff[\xf0\xf1\xf8\xf9]")),
+        MediaFormat("audio", "aiff", first_bytes_pattern(rb"FORM....AIF[FC]"), also=("aif", "aifc")),
+        MediaFormat("audio", "m4a", first_bytes_pattern(rb"....ftypM4[AB]"), also=("m4b",), is_whole=has_whole_boxes),
+        MediaFormat("audio", "mka", first_bytes_pattern(rb"\x1a\x45\xdf\xa3"), also=("weba",)),
     )
     example = Media("audio", num_samples=48_000, rate=_RATE)
 

@@ -14,11 +14,11 @@ from typing import Any, BinaryIO
 from energon_pack.run.expansion_bounds import bounded
 from energon_pack.samples.media.medium import SOUND_EXTENSION_OF, Media, MediaFormat
 from energon_pack.samples.media.streams import (
+    count_frames_by_decoding,
     decoded_pieces,
     errors_as_skip,
     is_cover,
     may_turn_pictures,
-    num_decoded,
     opened_container,
     shown_stream,
     upright_picture,
@@ -126,7 +126,7 @@ def _cut_short_skip(why: str) -> Skip:
     return Skip(Reason.UNREADABLE_MEDIA, f"the sound is cut short: {why}")
 
 
-def is_sound(file: BinaryIO) -> bool:
+def is_container_without_pictures(file: BinaryIO) -> bool:
     """Tell whether a container of videos holds sounds and no pictures, without decoding any; raises Skip."""
     with _opened(file, "video") as container:
         return _has_no_pictures(container)
@@ -136,7 +136,7 @@ def _has_no_pictures(container: Any) -> bool:
     return bool(container.streams.audio) and all(map(is_cover, container.streams.video))
 
 
-def probe_video(file: BinaryIO, container_format: MediaFormat) -> Media:
+def probe_video_or_sound(file: BinaryIO, container_format: MediaFormat) -> Media:
     """Return the upright size, number of frames and rate of a video, or a sound if the container has no pictures.
 
     All frames are decoded only if packets do not tell their number. Raises Skip.
@@ -154,7 +154,7 @@ def probe_video(file: BinaryIO, container_format: MediaFormat) -> Media:
         width, height = stream.codec_context.width, stream.codec_context.height
         format_name = container.format.name
     with errors_as_skip("video"):
-        num_frames = num_decoded(file) if counted is None else counted
+        num_frames = count_frames_by_decoding(file) if counted is None else counted
     if not (width and height and num_frames and rate):
         raise Skip(
             Reason.UNREADABLE_MEDIA, f"a video of {num_frames} frames of {width}×{height} pixels, {rate} a second"

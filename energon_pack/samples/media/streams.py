@@ -203,7 +203,7 @@ def decode_frames(data: bytes, indices: Sequence[int]) -> list[Image.Image]:
     return [frames[index] for index in indices]
 
 
-def num_decoded(file: BinaryIO) -> int:
+def count_frames_by_decoding(file: BinaryIO) -> int:
     """Return the number of frames of a video, by decoding all; raises PyAV's errors."""
     with opened_container(file) as container:
         return sum(1 for _ in container.decode(shown_stream(container)))

@@ -4,7 +4,7 @@ import os
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from energon_pack.samples.media.image_kind import random_size
-from energon_pack.samples.media.medium import Media, MediaFormat, Medium, begins, mp4_boxes
+from energon_pack.samples.media.medium import Media, MediaFormat, Medium, first_bytes_pattern, mp4_boxes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,21 +39,23 @@ class Video(Medium):
     fields = ("width", "height", "num_frames", "fps", "frames")
     has_picture, colour = True, "green"
     formats = (
-        MediaFormat("video", "mp4", begins(_MP4), also=("mov", "m4v", "3gp"), is_whole=has_whole_boxes),
-        MediaFormat("video", "avi", begins(rb"........AVI "), is_whole=has_whole_riff),
-        MediaFormat("video", "mkv", begins(rb"\x1a\x45\xdf\xa3"), also=("webm",)),
-        MediaFormat("video", "ts", begins(rb"G@[\0\x11][\x10-\x1f]")),  # it must begin with a list of its programs
-        MediaFormat("video", "flv", begins(rb"FLV\x01")),
-        MediaFormat("video", "wmv", begins(rb"\x30\x26\xb2\x75\x8e\x66\xcf\x11"), also=("asf",)),
-        MediaFormat("video", "mpg", begins(rb"\0\0\x01\xba"), also=("mpeg",)),
+        MediaFormat("video", "mp4", first_bytes_pattern(_MP4), also=("mov", "m4v", "3gp"), is_whole=has_whole_boxes),
+        MediaFormat("video", "avi", first_bytes_pattern(rb"........AVI "), is_whole=has_whole_riff),
+        MediaFormat("video", "mkv", first_bytes_pattern(rb"\x1a\x45\xdf\xa3"), also=("webm",)),
+        MediaFormat(
+            "video", "ts", first_bytes_pattern(rb"G@[\0\x11][\x10-\x1f]")
+        ),  # it must begin with a list of its programs
+        MediaFormat("video", "flv", first_bytes_pattern(rb"FLV\x01")),
+        MediaFormat("video", "wmv", first_bytes_pattern(rb"\x30\x26\xb2\x75\x8e\x66\xcf\x11"), also=("asf",)),
+        MediaFormat("video", "mpg", first_bytes_pattern(rb"\0\0\x01\xba"), also=("mpeg",)),
     )
     example = Media("video", 320, 240, "mp4", 30, 10.0)
 
     def probe(self, file: BinaryIO, container: MediaFormat) -> Media:
         """Return the video's size, frames and rate; or a sound, if the container has no pictures."""
-        from energon_pack.samples.media.stream_probe import probe_video
+        from energon_pack.samples.media.stream_probe import probe_video_or_sound
 
-        return probe_video(file, container)
+        return probe_video_or_sound(file, container)
 
     def said(self, medium: Media) -> str:
         seen = f"a video of {medium.num_frames} frames of {self.size(medium)} at {medium.fps:g} a second"

@@ -8,18 +8,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from energon_pack.samples.dialects.pictures import refuse_address
-from energon_pack.samples.dialects.rewrite import renamed, rewrite_record, with_renamed_turns
+from energon_pack.samples.dialects.pictures import refuse_url
+from energon_pack.samples.dialects.rewrite import rewrite_record, with_our_names, with_renamed_turns
 from energon_pack.samples.dialects.table import history_turns, joined_question
 from energon_pack.samples.frame_lists import frame_list_settings
 from energon_pack.samples.lost_media import empty_media_keys
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, MEDIA_KEYS, PART_TYPES, VIDEO
 from energon_pack.samples.media.medium import RATE_KEYS
-from energon_pack.samples.missing_pictures import names_pictures_in_place
-from energon_pack.samples.placeholders import flat_content, num_placeholders
+from energon_pack.samples.missing_pictures import is_document_with_named_pictures
+from energon_pack.samples.placeholders import flat_content, num_text_placeholders
 from energon_pack.samples.record import Record, parse_rewritten_record
 from energon_pack.samples.sample import Message
-from energon_pack.samples.settings import Frames, ReadSettings
+from energon_pack.samples.settings import FrameListsAs, ReadSettings
 from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
 
 _PATH_KEYS = ("path", "url", *PART_TYPES)  # keys with the path, in an entry that is an object
@@ -81,14 +81,14 @@ def parse_row(value: Any, rows: RowSettings, settings: ReadSettings) -> Record:
     record.empty_media = {**record.empty_media, **empty}
     if not listed:
         names = record.listed_media or []
-        if names_pictures_in_place(record):  # each is looked up where it stands
+        if is_document_with_named_pictures(record):  # each is looked up where it stands
             record.listed_media = [name.removeprefix("file://") for name in names]
         else:
             record.listed_media = [_path_of_media_entry(name, "a message") for name in names] or None
         return record
     _refuse_unlisted_media(record, [path for medium in listed for path in medium.paths])
     record.messages, placed = _with_images_for_frames(record.messages, listed)
-    if settings.frames is Frames.video and not any(record.fields.get("patch_positions") or ()):
+    if settings.frames is FrameListsAs.video and not any(record.fields.get("patch_positions") or ()):
         _note_frame_lists(record, placed)
     if placed != listed and any(record.fields.get("patch_positions") or ()):
         raise Skip(Reason.PLACEHOLDER_MISMATCH, "patch_positions, and frames and images in another order in the text")
@@ -131,7 +131,7 @@ def _path_of_media_entry(entry: Any, key: str) -> str:
         entry = value_of_synonyms(entry, _PATH_KEYS, f"{key}[].") or entry
     if not isinstance(entry, str) or not entry:
         raise Skip(Reason.MISSING_MEDIA, f"{key} lists something that is no path: {str(entry)[:80]}")
-    refuse_address(entry, f"{key} lists")
+    refuse_url(entry, f"{key} lists")
     return entry.removeprefix("file://")
 
 
@@ -197,7 +197,7 @@ def _with_images_for_frames(
 
     messages = [m if m["role"] == "assistant" else {**m, "content": marked(m["content"])} for m in messages]
     rest = list(images)
-    if rest and num_placeholders([m for m in messages if m["role"] == "assistant"]):
+    if rest and num_text_placeholders([m for m in messages if m["role"] == "assistant"]):
         raise Skip(Reason.PLACEHOLDER_MISMATCH, "frames of a video, and images in the assistant's turns")
     return messages, [*placed, *rest, *(medium for medium in listed if medium.is_sound)]
 
@@ -215,7 +215,7 @@ def _num_videos(message: Message) -> int:
 def _renamed_fields(value: Mapping[str, Any], rows: RowSettings, settings: ReadSettings) -> dict[str, Any]:
     """Rename a line's fields to the names for `parse_record`, by the columns and tags of its meta file."""
     columns = dict(rows.columns)
-    value = renamed(value, columns)
+    value = with_our_names(value, columns)
     if "prompt" in columns and "prompt" in value and not value.get("messages"):
         answer = [value["response"]] if value.get("response") is not None else []  # preference data has none
         asked = joined_question([value.get("prompt"), value.get("query")])

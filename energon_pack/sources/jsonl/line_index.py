@@ -24,7 +24,7 @@ from energon_pack.run.plain_data import parse_json
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason
 from energon_pack.sources.jsonl.coco import is_coco, memory_mapped
-from energon_pack.sources.other_formats import open_uncompressed, other_format
+from energon_pack.sources.other_formats import open_refusing_compressed, other_format
 from energon_pack.sources.storage import File
 from energon_pack.sources.tar import BLOCK
 from energon_pack.sources.wds import INDEX_SCHEMA
@@ -82,10 +82,10 @@ def index_lines(path: str) -> pa.Table:
             " those of another field as lines, jq -c . those of several objects"
         )
     details = [detail for _, detail in bad.damage[-1:] if bad.is_last_bad]
-    return index_table(np.array(numbers), np.array(offsets), np.array(sizes), digest, details, bad.damage)
+    return make_index_table(np.array(numbers), np.array(offsets), np.array(sizes), digest, details, bad.damage)
 
 
-def index_table(
+def make_index_table(
     numbers: np.ndarray,
     offsets: np.ndarray,
     sizes: np.ndarray,
@@ -142,7 +142,7 @@ def file_digest(path: str) -> str:
 
 @contextmanager
 def _open_jsonl(path: str) -> Iterator[File]:
-    with open_uncompressed(path) as file:
+    with open_refusing_compressed(path) as file:
         if other := _other_format(file.read(0, BLOCK)):
             raise PackError(f"{path} is {other}")
         yield file
@@ -213,7 +213,7 @@ def _places_of_last_line(number: int, offset: int, line: bytes, bad: _FileDamage
     """Yield the place of the last line if it is whole, and that of its damaged rest as an unreadable sample."""
     text = line.rstrip(_BLANK + b"\0")
     nul, end = line.find(b"\0"), offset + len(text)
-    if is_cut(text):
+    if is_truncated_json(text):
         yield from bad.note_damaged_rest(
             number, offset, len(line), f"it breaks off within line {number}: {text[-40:]!r}"
         )
@@ -227,7 +227,7 @@ def _places_of_last_line(number: int, offset: int, line: bytes, bad: _FileDamage
             yield from bad.note_damaged_rest(number + bool(text), end, len(line) - len(text), detail)
 
 
-def is_cut(text: bytes) -> bool:
+def is_truncated_json(text: bytes) -> bool:
     """Tell whether a JSON text ends within a string, a list or an object."""
     depth, is_open = 0, False
     for token in _JSON_TOKEN.finditer(text):

@@ -62,7 +62,7 @@ def listed_files(path: str, settings: SourceConfig, chosen: EntryChoice) -> Iter
     """Yield each file that a meta file lists, and how it is read; a file that is no meta file is yielded itself."""
     root, folder = settings.media_root, folder_of(absolute(path))
     places = RowSettings("", remote_media=settings.remote_media, media_map=media_map_of(settings.media_map))
-    meta = read_entries(path)
+    meta = read_meta_entries(path)
     if meta is None:
         yield absolute(path), replace(places, media_root=_absolute_folder(root or folder))
         return
@@ -89,7 +89,7 @@ def listed_files(path: str, settings: SourceConfig, chosen: EntryChoice) -> Iter
         yield absolute(file), replace(root_and_ratio, columns=in_order[0], tags=in_order[1])
 
 
-def read_entries(path: str) -> _Entries | None:
+def read_meta_entries(path: str) -> _Entries | None:
     """Return the entries of a meta file; None: the file holds samples."""
     if path.endswith((".yaml", ".yml")):
         try:

@@ -15,7 +15,7 @@ from energon_pack.sources.find import FileFinder, FoundFile, files_of_split, jso
 from energon_pack.sources.jsonl.dialects import RowSettings
 from energon_pack.sources.jsonl.line_index import ROW_PART
 from energon_pack.sources.jsonl.meta_files import EntryChoice, listed_files
-from energon_pack.sources.media_containers import open_medium, path_in_archive, split_name
+from energon_pack.sources.media_containers import open_medium, path_in_archive, split_file_and_key
 from energon_pack.sources.media_map import mapped_name
 from energon_pack.sources.row_shard import RowShard
 from energon_pack.sources.settings import SourceConfig
@@ -117,7 +117,7 @@ def _first_media_names(shard: RowShard, settings: ReadSettings) -> Iterator[str]
         with suppress(Skip):
             for name in shard.record(raw, ROW_PART, False, settings).listed_media or ():
                 name = mapped_name(name, shard.row_settings.media_map)
-                if "://" not in name and not os.path.isabs(name) and split_name(name)[1] is None:
+                if "://" not in name and not os.path.isabs(name) and split_file_and_key(name)[1] is None:
                     yield name
 
 

@@ -17,7 +17,7 @@ from itertools import chain, permutations
 from typing import Any, NamedTuple
 
 from energon_pack.samples.sample import THOUGHT_KEYS, Message
-from energon_pack.samples.written_calls import parsed_json
+from energon_pack.samples.written_calls import json_or_none
 from energon_pack.templates.chat.labels import Range, ThinkMarks
 from energon_pack.templates.chat.text_marks import texts_of
 from energon_pack.templates.chat.turns import SpecialTokens
@@ -180,7 +180,7 @@ def _split_at_thoughts(text: str, i: int, think_marks: Sequence[ThinkMarks]) -> 
 
 def _parsed_if_json(value: Any) -> Any:
     """Return the value of a text that is JSON; any other value stays as it is."""
-    parsed = parsed_json(value) if isinstance(value, str) else None
+    parsed = json_or_none(value) if isinstance(value, str) else None
     return value if parsed is None else parsed
 
 

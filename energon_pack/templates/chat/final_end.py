@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Skip
-from energon_pack.templates.chat.text_marks import MarkLevel, TextOwner, mark_texts, read_marks
+from energon_pack.templates.chat.text_marks import MarkLevel, TextOwner, mark_texts, remove_text_marks
 from energon_pack.templates.chat.turns import CLOSE, OPEN, SpecialTokens
 from energon_pack.templates.settings import FINAL_END_AUTO, FINAL_END_NONE
 
@@ -60,10 +60,10 @@ class TextAndCallEnds:
 
     def added_tokens(self, final_end: str) -> list[str]:
         """Return the tokens that a value of `labels.final_end` adds, by form of answer; empty list: it adds none."""
-        ends = [self.added_token(final_end, has_calls) for has_calls in (False, True)]
+        ends = [self.end_token_to_add(final_end, has_calls) for has_calls in (False, True)]
         return ends if any(ends) else []
 
-    def added_token(self, final_end: str, has_calls: bool) -> str:
+    def end_token_to_add(self, final_end: str, has_calls: bool) -> str:
         """Return the token that a value of `labels.final_end` adds behind a last answer; empty: none."""
         if final_end != FINAL_END_AUTO:
             return final_end if final_end != FINAL_END_NONE else ""
@@ -73,7 +73,7 @@ class TextAndCallEnds:
     def have_ends(self, final_end: str) -> bool:
         """Say whether each last answer that the template takes has an end, with the token that `final_end` adds."""
         return all(
-            answer is None or answer.has_end or self.added_token(final_end, has_calls)
+            answer is None or answer.has_end or self.end_token_to_add(final_end, has_calls)
             for answer, has_calls in ((self._text, False), (self._call, True))
         )
 
@@ -122,7 +122,7 @@ def _last_answer_end(
 
 def _read_first_marks(output: str, leaves: Sequence[TextOwner]) -> tuple[str, list[tuple[int, TextOwner]]]:
     """Return a rendered text without its marks, and where each marked text first begins and ends, with its owner."""
-    written, times, places = read_marks(output), Counter[int](), []
+    written, times, places = remove_text_marks(output), Counter[int](), []
     for mark in written.marks:
         times[mark.leaf] += 1
         if times[mark.leaf] <= 2:  # a call's name may stand beside its result, too

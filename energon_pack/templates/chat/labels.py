@@ -22,7 +22,7 @@ from energon_pack.samples.weights import (
 )
 from energon_pack.templates.chat.renderer import last_question
 from energon_pack.templates.chat.turns import SpecialTokens, TurnForm
-from energon_pack.templates.settings import Empty, Labels, Think, TrainOn
+from energon_pack.templates.settings import EmptyAnswerRule, LabelSettings, Think, TrainOn
 
 Range = tuple[int, int]
 
@@ -43,7 +43,12 @@ class ThinkMarks(NamedTuple):
 
 
 def adjust_spans(
-    text: str, spans: Iterable[TrainedSpan], labels: Labels, turn: TurnForm, special: SpecialTokens, think: ThinkMarks
+    text: str,
+    spans: Iterable[TrainedSpan],
+    labels: LabelSettings,
+    turn: TurnForm,
+    special: SpecialTokens,
+    think: ThinkMarks,
 ) -> list[TrainedSpan]:
     """Cut or widen the spans of trained turns as `labels` says; return the trained spans of weight > 0, ascending."""
     spans = list(spans)
@@ -69,12 +74,12 @@ def adjust_spans(
     return [span for span in spans if span.start < span.end and span.weight]
 
 
-def turn_weights(messages: Sequence[Message], labels: Labels) -> dict[int, float]:
+def turn_weights(messages: Sequence[Message], labels: LabelSettings) -> dict[int, float]:
     """Return the loss weights of the trained turns, by the index of the message.
 
     With `labels.prompt_weight`, also turns to which the sample itself gives weight 0, and empty answers.
     """
-    if labels.empty is Empty.drop:
+    if labels.empty is EmptyAnswerRule.drop:
         messages = with_empty_answers_untrained(messages)
     train_on, with_zeros = labels.train_on, labels.prompt_weight > 0
     answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
@@ -87,7 +92,7 @@ def turn_weights(messages: Sequence[Message], labels: Labels) -> dict[int, float
     return {i: weight for i, (weight, is_zero) in enumerate(zip(weights, told, strict=True)) if weight or is_zero}
 
 
-def weights_by_part(messages: Sequence[Message], train_on: TrainOn) -> dict[int, PartWeights]:
+def part_weights_by_message(messages: Sequence[Message], train_on: TrainOn) -> dict[int, PartWeights]:
     """Return the loss weights of the parts of turns that have several, by the index of the message."""
     if not any(PART_WEIGHTS in message for message in messages):
         return {}
@@ -99,12 +104,12 @@ def weights_by_part(messages: Sequence[Message], train_on: TrainOn) -> dict[int,
     }
 
 
-def weight_of_last_end(messages: Sequence[Message], labels: Labels) -> float:
+def weight_of_last_end(messages: Sequence[Message], labels: LabelSettings) -> float:
     """Return the loss weight of the end of a last answer, which is that of its last part; 0: it is not trained."""
     last = len(messages) - 1
     if messages[last]["role"] != "assistant" or not labels.end_of_turn:
         return 0.0
-    if parts := weights_by_part(messages, labels.train_on).get(last):
+    if parts := part_weights_by_message(messages, labels.train_on).get(last):
         return (parts.calls or parts.texts)[-1]
     return turn_weights(messages, labels).get(last, 0.0)
 
@@ -130,7 +135,7 @@ def cut_ranges_out(spans: Iterable[TrainedSpan], holes: Sequence[Range]) -> list
     return rest
 
 
-def messages_without_thoughts(messages: Sequence[Message], think: ThinkMarks) -> list[Message]:
+def without_earlier_thoughts(messages: Sequence[Message], think: ThinkMarks) -> list[Message]:
     """Return the messages; the assistant's before the user's last one lose their reasoning and thoughts."""
     last = last_question(messages)
 

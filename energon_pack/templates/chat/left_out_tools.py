@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _PROBE = "energon_pack_probe"
 
 
-def leaves_out_tools(
+def check_for_left_out_tools(
     template: "Renderer", messages: list[Message], tools: Sequence[Any] | None, drops: TemplateDrops
 ) -> bool:
     """Say whether the template leaves out tools; also True if it refuses the conversation with other names.

@@ -21,10 +21,10 @@ from energon_pack.templates.chat.renderer import last_question
 from energon_pack.templates.chat.text_marks import (
     MarkedConversation,
     MarkLevel,
+    TextAndMarks,
     TextOwner,
-    UnmarkedText,
     mark_texts,
-    read_marks,
+    remove_text_marks,
 )
 from energon_pack.templates.chat.turns import (
     PrefixRendering,
@@ -47,7 +47,7 @@ class _MessageSegment(NamedTuple):
     leaf: int  # the last of these texts
 
 
-class Spans:
+class SpanFinder:
     """Finds which characters of a rendered conversation are trained, for one chat template."""
 
     def __init__(self, render: Callable[..., str], turn: TurnForm, special: SpecialTokens, has_generation_blocks: bool):
@@ -106,7 +106,7 @@ class Spans:
         """Render a conversation with marks; None: the template refuses it, because names or ids need a certain form."""
         marked, leaves = mark_texts(messages, level)
         try:
-            written = read_marks(self._render(marked, tools, marks=True))
+            written = remove_text_marks(self._render(marked, tools, marks=True))
         except Skip:
             return None
         return MarkedConversation(messages, tools, _drop_repeated_call_marks(written, leaves), leaves, level)
@@ -187,7 +187,7 @@ class Spans:
         """Return where a turn without an end token ends, by rendering it without later turns; None: unknown."""
         closing = marked.text[segment.last : following]
         if following == len(marked.text):
-            return self._prefix_rendering.end_with_next_turn_token(marked.text, segment.last + len(closing.rstrip()))
+            return self._prefix_rendering.end_of_generation(marked.text, segment.last + len(closing.rstrip()))
         alone = self._marked(marked.messages[: segment.message + 1], marked.tools, marked.level)
         here = [mark.position for mark in alone.written.marks if mark.leaf == segment.leaf] if alone else []
         if alone is None or not here:
@@ -195,7 +195,7 @@ class Spans:
         stop = next((mark.position for mark in alone.written.marks if mark.position > here[-1]), len(alone.text))
         shared = shared_beginning(closing, alone.text[here[-1] : stop])
         length = len(shared[: self._special.start_of_cut_token(closing, len(shared))].rstrip())
-        return self._prefix_rendering.end_with_next_turn_token(marked.text, segment.last + length)
+        return self._prefix_rendering.end_of_generation(marked.text, segment.last + length)
 
     def _corrected_span(
         self, marked: MarkedConversation, i: int, question: int, turn_spans: list[Span], in_doubt: bool
@@ -213,7 +213,7 @@ class Spans:
             span.start < mark.position < span.end and leaf.message != i for mark, leaf in marked.owners
         ):
             span = None  # the result of a tool is in the same turn
-        agrees = self._prefix_rendering.check_agreement(pattern, marked.text, turn_spans, span)
+        agrees = self._prefix_rendering.compare_and_remember(pattern, marked.text, turn_spans, span)
         if span is None and in_doubt:
             problem = f"the chat template does not show where what is trained of message {i} begins or ends"
             raise Skip(Reason.PROCESSOR_ERROR, problem)
@@ -227,12 +227,12 @@ class Spans:
         return span
 
 
-def _is_written_twice(written: UnmarkedText) -> bool:
+def _is_written_twice(written: TextAndMarks) -> bool:
     """Say whether a text of the conversation stands in two places of the output, so that its marks show nothing."""
     return any(number > 2 for number in Counter(mark.leaf for mark in written.marks).values())
 
 
-def _drop_repeated_call_marks(written: UnmarkedText, leaves: Sequence[TextOwner]) -> UnmarkedText:
+def _drop_repeated_call_marks(written: TextAndMarks, leaves: Sequence[TextOwner]) -> TextAndMarks:
     """Drop the marks of repeated parts of tool calls, such as a call's name beside its result."""
     times = Counter[int]()
     marks = []

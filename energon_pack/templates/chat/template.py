@@ -22,35 +22,42 @@ from energon_pack.templates.chat.labels import (
     ThinkMarks,
     TrainedSpan,
     adjust_spans,
-    messages_without_thoughts,
+    part_weights_by_message,
     turn_weights,
     weight_of_last_end,
-    weights_by_part,
+    without_earlier_thoughts,
 )
 from energon_pack.templates.chat.renderer import Renderer, guarding_texts
-from energon_pack.templates.chat.spans import Spans
+from energon_pack.templates.chat.spans import SpanFinder
 from energon_pack.templates.chat.text_marks import (
     NONCHARACTERS,
     MarkLevel,
     Shape,
     Skeleton,
     mark_texts,
-    read_marks,
+    remove_text_marks,
     shape_of,
     texts_of,
     with_numbered_texts,
 )
-from energon_pack.templates.chat.turns import Span, SpecialTokens, TurnForm, put_marks, shared_beginning
-from energon_pack.templates.settings import DEFAULT_DATE, FINAL_END_AUTO, Labels, TemplateDrops, Think, ToolCalls
+from energon_pack.templates.chat.turns import Span, SpecialTokens, TurnForm, mark_spans, shared_beginning
+from energon_pack.templates.settings import (
+    DEFAULT_DATE,
+    FINAL_END_AUTO,
+    LabelSettings,
+    TemplateDrops,
+    Think,
+    ToolCallRule,
+)
 
 _MAX_SHAPES = 10_000
 _MAX_VARIANTS = 100
-_ALL = Labels()
+_ALL = LabelSettings()
 _THINK = ThinkMarks("<think>", "</think>")
 _PROBE = "energon_pack_probe"
 
 
-class Marked(NamedTuple):
+class TextWithSpanMarks(NamedTuple):
     """A rendered conversation with `OPEN` and `CLOSE` around its trained spans, and the loss weights of the spans."""
 
     text: str
@@ -81,7 +88,7 @@ class ChatTemplate:
         self._special = SpecialTokens(special_tokens)
         self._turn = self._read_turn()
         self._has_blocks = has_generation_blocks(source)
-        self._spans = Spans(self.render, self._turn, self._special, self._has_blocks)
+        self._spans = SpanFinder(self.render, self._turn, self._special, self._has_blocks)
         self._skeletons: dict[tuple[Shape, tuple[int, ...]], Skeleton | None] = {}
         self._variants: dict[str, ChatTemplate] = {}
 
@@ -97,7 +104,9 @@ class ChatTemplate:
             self._variants[key] = ChatTemplate(renderer.source, {**renderer.variables, **variables}, *self._arguments)
         return self._variants[key]
 
-    def render_marked(self, messages: list[Message], tools: list[Any] | None, labels: Labels = _ALL) -> Marked:
+    def render_marked(
+        self, messages: list[Message], tools: list[Any] | None, labels: LabelSettings = _ALL
+    ) -> TextWithSpanMarks:
         """Render a conversation with `OPEN` and `CLOSE` around its trained parts: what the model has to write.
 
         Raises:
@@ -109,12 +118,12 @@ class ChatTemplate:
         if tools is None and not _holds_noncharacters("".join(texts)):
             skeleton = self._skeleton(messages, texts, tuple(weights))
             if skeleton is not None:
-                return Marked(skeleton.fill(texts), [*weights.values()])
+                return TextWithSpanMarks(skeleton.fill(texts), [*weights.values()])
         plain = self.render(messages, tools)
         if _holds_noncharacters(plain):
             raise Skip(Reason.BAD_MESSAGE, "the text holds one of the noncharacters U+FDD0 to U+FDEF")
-        parts = weights_by_part(messages, labels.train_on)
-        spans = self._find_spans(plain, messages, tools, weights, labels.tool_calls is ToolCalls.train, parts)
+        parts = part_weights_by_message(messages, labels.train_on)
+        spans = self._find_spans(plain, messages, tools, weights, labels.tool_calls is ToolCallRule.train, parts)
         with_thoughts = labels.think is not Think.mask
         dropped = self._word_check.dropped(messages, plain, _ranges_of_messages(spans), with_thoughts)
         if dropped.others and labels.template_drops is TemplateDrops.skip:
@@ -122,13 +131,13 @@ class ChatTemplate:
         keeps_zeros = labels.prompt_weight > 0 or labels.think in (Think.mask, Think.mask_empty)
         return _with_marks(plain, spans, weights, keeps_zeros)._replace(dropped=dropped)
 
-    def adjust_spans(self, text: str, spans: Sequence[TrainedSpan], labels: Labels) -> list[TrainedSpan]:
+    def adjust_spans(self, text: str, spans: Sequence[TrainedSpan], labels: LabelSettings) -> list[TrainedSpan]:
         """Cut or widen the spans of trained turns as `labels` says; return the trained spans of weight > 0."""
         return adjust_spans(text, spans, labels, self._turn, self._special, self._think)
 
-    def messages_without_thoughts(self, messages: Sequence[Message]) -> list[Message]:
+    def without_earlier_thoughts(self, messages: Sequence[Message]) -> list[Message]:
         """Return the messages; the assistant's before the user's last one lose their reasoning and thoughts."""
-        return messages_without_thoughts(messages, self._think)
+        return without_earlier_thoughts(messages, self._think)
 
     @cached_property
     def _think(self) -> ThinkMarks:
@@ -137,7 +146,7 @@ class ChatTemplate:
         answer: Message = {"role": "assistant", "content": "b", REASONING_KEYS[0]: "c"}
         marked, _ = mark_texts([question, answer], MarkLevel.ALL)
         try:
-            written = read_marks(self.render(marked, None, marks=True))
+            written = remove_text_marks(self.render(marked, None, marks=True))
         except Skip:
             return _THINK
         thought, answered = ([mark.position for mark in written.marks if mark.leaf == leaf] for leaf in (1, 2))
@@ -153,14 +162,16 @@ class ChatTemplate:
     def _word_check(self) -> WordCheck:
         return WordCheck([*dict.fromkeys((self._think, _THINK))], self._special, self._has_blocks)
 
-    def with_final_end(self, marked: Marked, messages: Sequence[Message], labels: Labels) -> tuple[Marked, str]:
+    def with_final_end(
+        self, marked: TextWithSpanMarks, messages: Sequence[Message], labels: LabelSettings
+    ) -> tuple[TextWithSpanMarks, str]:
         """Add the token of `labels.final_end` to the result of `render_marked`; return it, and the token or "".
 
         A last answer that is not trained up to its end gets none.
         """
         if labels.final_end == FINAL_END_AUTO and not self._auto_adds_end:  # most templates end their answers
             return marked, ""
-        token = self.last_answer_ends.added_token(labels.final_end, bool(messages[-1].get("tool_calls")))
+        token = self.last_answer_ends.end_token_to_add(labels.final_end, bool(messages[-1].get("tool_calls")))
         weight = weight_of_last_end(messages, labels)
         if not token or not weight or ends_with_token(marked.text, token):
             return marked, ""
@@ -259,11 +270,13 @@ class ChatTemplate:
         return TurnForm(longest_first, special.first("".join(longest_first)), ends, is_next, bool(prompted), lead)
 
 
-def _with_marks(plain: str, spans: Sequence[Span], weights: Mapping[int, float], keeps_zeros: bool = False) -> Marked:
+def _with_marks(
+    plain: str, spans: Sequence[Span], weights: Mapping[int, float], keeps_zeros: bool = False
+) -> TextWithSpanMarks:
     """Put marks around the trained spans of a text; `keeps_zeros`: also around parts of turns that are not trained."""
     spans = [span for span in spans if span.weight != 0 or keeps_zeros]
-    text = put_marks(plain, [(span.start, span.end) for span in spans])
-    return Marked(text, [weights[span.message] if span.weight is None else span.weight for span in spans])
+    text = mark_spans(plain, [(span.start, span.end) for span in spans])
+    return TextWithSpanMarks(text, [weights[span.message] if span.weight is None else span.weight for span in spans])
 
 
 def _ranges_of_messages(spans: Sequence[Span]) -> dict[int, Range]:
@@ -277,7 +290,7 @@ def _ranges_of_messages(spans: Sequence[Span]) -> dict[int, Range]:
 
 def _around_marked_texts(output: str, start: int) -> tuple[str, str]:
     """Return the text between `start` and the first marked text, and the text after the last one."""
-    written = read_marks(output)
+    written = remove_text_marks(output)
     if not written.marks:
         raise Skip(Reason.PROCESSOR_ERROR, "the chat template writes no text")
     first, last = written.marks[0].position, written.marks[-1].position

@@ -62,7 +62,7 @@ class TextEdge(NamedTuple):
 
 
 @dataclass(frozen=True)
-class UnmarkedText:
+class TextAndMarks:
     """A rendered text without its marks, and the positions at which they were."""
 
     text: str
@@ -76,7 +76,7 @@ class MarkedConversation:
 
     messages: Sequence[Message]
     tools: Any
-    written: UnmarkedText
+    written: TextAndMarks
     leaves: list[TextOwner]
     level: MarkLevel
 
@@ -105,7 +105,7 @@ def mark_texts(messages: Sequence[Message], level: MarkLevel) -> tuple[list[Mess
     return [_marked_message(index, message, level, marked) for index, message in enumerate(messages)], leaves
 
 
-def read_marks(output: str) -> UnmarkedText:
+def remove_text_marks(output: str) -> TextAndMarks:
     """Remove the marks of `mark_texts` from a rendered text; return the text, and the positions of the marks in it."""
     pieces: list[str] = []
     marks: list[TextEdge] = []
@@ -121,7 +121,7 @@ def read_marks(output: str) -> UnmarkedText:
             generated.append((begin, position))
         else:
             marks.append(TextEdge(int("".join(str(ord(digit) - 0xFDD8) for digit in match[2]), 8), position))
-    return UnmarkedText("".join([*pieces, output[cursor:]]), marks, generated)
+    return TextAndMarks("".join([*pieces, output[cursor:]]), marks, generated)
 
 
 def _marked_message(index: int, message: Message, level: MarkLevel, marked: Any) -> Message:

@@ -115,7 +115,7 @@ def shared_beginning(a: str, b: str) -> str:
     return a[: next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))]
 
 
-def put_marks(text: str, spans: list[tuple[int, int]]) -> str:
+def mark_spans(text: str, spans: list[tuple[int, int]]) -> str:
     """Put `OPEN` and `CLOSE` around each span of a text; spans ascend and do not overlap."""
     pieces, position = [], 0
     for start, end in spans:
@@ -158,18 +158,18 @@ class PrefixRendering:
         end = end + len(ends) if end >= 0 and self._special.are_all(whole[end + len(ends) :]) else len(whole.rstrip())
         if end < len(before) + len(header) or not text.startswith(whole[:end]):
             return None
-        return Span(len(before) + len(header), self.end_with_next_turn_token(text, end), i)
+        return Span(len(before) + len(header), self.end_of_generation(text, end), i)
 
-    def end_with_next_turn_token(self, text: str, end: int) -> int:
+    def end_of_generation(self, text: str, end: int) -> int:
         """Return `end`, the end of a turn, or the end of the next turn's first token if generation stops only there."""
         token = self._special.token_at(text, end) if self._turn.ends_at_next_turn else ""
         return text.index(token, end) + len(token) if token else end
 
     def known_agreement(self, pattern: TurnPattern) -> tuple[bool, bool | None]:
-        """Return whether a turn of this pattern was compared, and the result of `check_agreement`; None: unknown."""
+        """Return whether a turn of this pattern was compared, and what `compare_and_remember` found; None: unknown."""
         return pattern in self._agrees, self._agrees.get(pattern)
 
-    def check_agreement(
+    def compare_and_remember(
         self, pattern: TurnPattern, text: str, spans: Sequence[Span], proved: Span | None
     ) -> bool | None:
         """Say whether a turn's spans have the text of `proved`, its span by prefix rendering, except white space.

@@ -5,7 +5,7 @@ from energon_pack.templates.families.kimi import Kimi
 from energon_pack.templates.families.llava import LlavaOneVision
 from energon_pack.templates.families.qwen_vl import Qwen3VL, QwenVL
 from energon_pack.templates.families.rules import MediaRules, TextRules
-from energon_pack.templates.families.shapes import PixelRules, ShapeRules
+from energon_pack.templates.families.shapes import BlankImageRules, ShapeRules
 
 #: `model.template` of the config: the family's media rules by name.
 FAMILIES: dict[str, type[MediaRules]] = {
@@ -16,7 +16,7 @@ FAMILIES: dict[str, type[MediaRules]] = {
     "kimi": Kimi,
     "text": TextRules,
     "shapes": ShapeRules,
-    "pixels": PixelRules,
+    "pixels": BlankImageRules,
 }
 
 #: families that ask the full processor

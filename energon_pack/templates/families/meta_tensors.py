@@ -43,7 +43,7 @@ class ShapesOnly(TorchFunctionMode):
             return func(*moved[0], **moved[1])
 
 
-def empty_tensor(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+def meta_tensor(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Return a tensor without values, on the device `meta`; made in 2 µs."""
     strides = [1] * len(shape)
     for dim in range(len(shape) - 2, -1, -1):
@@ -78,7 +78,7 @@ def _resized(tensor: Tensor, size: Any = None, *args: Any, **kwargs: Any) -> Any
     sides = size if isinstance(size, (list, tuple)) else [size] * (tensor.dim() - 2)
     if len(sides) != tensor.dim() - 2 or not all(isinstance(side, int) and side > 0 for side in sides):
         return NotImplemented  # torch reports the error
-    return empty_tensor([*tensor.shape[:2], *sides], tensor.dtype)
+    return meta_tensor([*tensor.shape[:2], *sides], tensor.dtype)
 
 
 def _stacked(tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
@@ -88,7 +88,7 @@ def _stacked(tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
     if not -len(shape) - 1 <= dim <= len(shape):
         return NotImplemented
     shape.insert(dim if dim >= 0 else dim + len(shape) + 1, len(tensors))
-    return empty_tensor(shape, tensors[0].dtype)
+    return meta_tensor(shape, tensors[0].dtype)
 
 
 def _concatenated(tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
@@ -99,7 +99,7 @@ def _concatenated(tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
     rest = [side for i, side in enumerate(shape) if i != dim % len(shape)]
     if any([side for i, side in enumerate(t.shape) if i != dim % len(shape)] != rest for t in tensors):
         return NotImplemented
-    return empty_tensor(shape, tensors[0].dtype)
+    return meta_tensor(shape, tensors[0].dtype)
 
 
 def _have_one_type(tensors: Any) -> bool:
@@ -118,7 +118,7 @@ def _constant_array(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
 
 
 def _empty_like(tensor: Tensor, *args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
-    return empty_tensor(tensor.shape, dtype or tensor.dtype) if tensor.is_meta else NotImplemented
+    return meta_tensor(tensor.shape, dtype or tensor.dtype) if tensor.is_meta else NotImplemented
 
 
 #: functions that take a size

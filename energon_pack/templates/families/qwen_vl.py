@@ -13,7 +13,7 @@ from typing import Any
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.families.rules import FrameSampling, MediaRules, ProcessorSettings, positive_int
-from energon_pack.templates.preprocess import smart_resize, spaced_indices
+from energon_pack.templates.preprocess import linspace_indices, smart_resize
 
 
 class QwenVL(MediaRules):
@@ -174,7 +174,7 @@ class _FirstToLastFrames(FrameSampling):
         return int(min(max(number, settings["min_frames"]), settings["max_frames"], video.num_frames))
 
     def spread_indices(self, total: int, number: int) -> list[int]:
-        return spaced_indices(total, number)
+        return linspace_indices(total, number)
 
 
 def _refuse_partial_tokens(height: int, width: int, factor: int) -> None:

@@ -1,7 +1,7 @@
 """Rules for any transformers processor: run the processor's own call on tensors that have shapes but no values.
 
 Nothing is decoded or resized, so a medium costs a millisecond. This does not work for a processor that looks at
-values, or that takes no tensors: `PixelRules` gives it blank images.
+values, or that takes no tensors: `BlankImageRules` gives it blank images.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ from energon_pack.samples.media.requested import video_metadata_of
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.families.asked_processor import ProcessorProbe
 from energon_pack.templates.families.rules import FRAME_KEYS, FrameSampling, MediaRules, ProcessorSettings
-from energon_pack.templates.families.sound_steps import StepCache
+from energon_pack.templates.families.sound_steps import LengthRangeCache
 from energon_pack.templates.families.stand_ins import BlankMedia, ShapeOnlyMedia
 from energon_pack.templates.full_processor import full_processor, quiet_transformers
 from energon_pack.templates.processor_part import processor_part
@@ -148,13 +148,13 @@ class ShapeRules(MediaRules):
             ) from None
 
     @cached_property
-    def _sound_answers(self) -> StepCache[_Answers]:
+    def _sound_answers(self) -> LengthRangeCache[_Answers]:
         """The answers for one sound alone, by its number of samples."""
 
         def ask(num_samples: int) -> _Answers:
             return self._ask((Media(AUDIO.kind, num_samples=num_samples, rate=self.rate),), ((),))
 
-        return StepCache(ask, lambda answers: len(answers[0][0][0]))
+        return LengthRangeCache(ask, lambda answers: len(answers[0][0][0]))
 
     def _are_independent(self, kind: str) -> bool:
         """Say whether other media of its kind leave a medium's text as it is; asked once for each kind."""
@@ -262,7 +262,7 @@ class ShapeRules(MediaRules):
         return why_not or "it has no token for one"
 
 
-class PixelRules(ShapeRules):
+class BlankImageRules(ShapeRules):
     """Counts media of a processor that refuses tensors without values: runs its own call on blank images."""
 
     _blanks = BlankMedia()

@@ -16,7 +16,7 @@ _CHECKED_LENGTHS = tuple(edge + off for edge in (16_000, _WINDOW_SAMPLES, 2 * _W
 _Answer = TypeVar("_Answer")
 
 
-class StepCache(Generic[_Answer]):
+class LengthRangeCache(Generic[_Answer]):
     """Caches a slow function of an integer length; whole ranges of lengths have one answer, so it computes few."""
 
     def __init__(self, ask: Callable[[int], _Answer], size: Callable[[_Answer], Any]):

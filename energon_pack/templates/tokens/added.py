@@ -32,7 +32,7 @@ class AddedTokens:
         self._ends = {token[i:] for token in self.all for i in range(1, len(token))}
         self._stands_alone: dict[str, bool | None] = dict.fromkeys(self.all)  # None: not computed yet
 
-    def may_begin_token(self, text: str) -> bool:
+    def ends_in_token_start(self, text: str) -> bool:
         """Say whether the end of a text is the beginning of an added token, as in `a<|im_`."""
         return any(text[-i:] in self._begins for i in range(1, min(len(text), self.longest) + 1))
 
@@ -41,7 +41,7 @@ class AddedTokens:
         known = self._stands_alone.get(text, False)
         if known is None:
             known = self._stands_alone[text] = (
-                not self.may_begin_token(text)
+                not self.ends_in_token_start(text)
                 and not any(text[:i] in self._ends for i in range(1, len(text)))
                 and not any(text in other for other in self.all if other != text)
             )
@@ -127,7 +127,7 @@ def expand_runs(ids: Ids, numbers: Mapping[int, int], spans: Ranges, runs: Seque
     return np.repeat(ids, repeats), [(moved(start), moved(end)) for start, end in spans]
 
 
-def within_range(ids: Ids, ranges: Ranges, token_range: tuple[int, int] | None) -> tuple[Ids, Ranges]:
+def cut_to_range(ids: Ids, ranges: Ranges, token_range: tuple[int, int] | None) -> tuple[Ids, Ranges]:
     """Return the ids in `token_range`, and the part of each range in it, counted from its start; None: everything."""
     if token_range is None:
         return ids, ranges

@@ -19,9 +19,9 @@ from energon_pack.templates.tokens.added import (
     Ids,
     Ranges,
     RunSqueezer,
+    cut_to_range,
     expand_runs,
     ranges_without_first_token,
-    within_range,
 )
 from energon_pack.templates.tokens.engine import TokenEngine
 
@@ -75,7 +75,7 @@ class Tokenizing:
         """
         located = self.located([(item.text, item.spans) for item in rendered], engine)
         for item, (ids, ranges) in zip(rendered, located, strict=True):
-            sample_ids, within = within_range(ids, ranges, item.token_range)
+            sample_ids, within = cut_to_range(ids, ranges, item.token_range)
             yield sample_ids, *ranges_without_first_token(within, item.weights)
 
     def located(self, texts: Sequence[tuple[str, Ranges]], engine: str = "tokenizers") -> list[tuple[Ids, Ranges]]:
@@ -95,7 +95,7 @@ class Tokenizing:
         ids: list[int] = []
         numbers = [0] * len(positions)
         is_cut = len(text) > LONG_TEXT_CHARACTERS and self._may_cut_at_seams
-        for start, end in long_text_ranges(text) if is_cut else [(0, len(text))]:
+        for start, end in text_piece_ranges(text) if is_cut else [(0, len(text))]:
             encoding = self._tokenizer.encode(text[start:end], add_special_tokens=self._adds_special_tokens)
             ids += encoding.ids
             begins = [begin + start for begin, _ in encoding.offsets]
@@ -166,7 +166,7 @@ class Tokenizing:
         return self._engines[name]
 
 
-def long_text_ranges(text: str) -> Iterator[tuple[int, int]]:
+def text_piece_ranges(text: str) -> Iterator[tuple[int, int]]:
     """Yield start and end of the pieces of a long text; each ends at the first seam after 100,000 characters."""
     start = 0
     while start < len(text):

@@ -158,7 +158,7 @@ def packs_of_stream(lens: Ints, capacity: int, buffer_size: int) -> int:
     pool = Pool(PackingConfig(max_token_len=capacity), buffer_size)
     for number, length in enumerate(lens.tolist()):
         pool.add(number, (length,))
-        while not pool.num_missing:
+        while not pool.num_to_add:
             pool.take()
     pool.plan_rest()
     return pool.num_packs + pool.num_planned

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps, PngImagePlugin
 
 from energon_pack.samples.media.image import decode_image
-from energon_pack.samples.media.image_probe import plain_image
+from energon_pack.samples.media.image_probe import probe_without_pillow
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe, probe_part
@@ -47,7 +47,7 @@ MODES = {
 
 def found_plain(data: bytes) -> Media | None:
     file = InMemory(b"before" + data + b"\xff\xd9 after", "")
-    return plain_image(file, 6, len(data))
+    return probe_without_pillow(file, 6, len(data))
 
 
 def found_by_pillow(data: bytes) -> Media | None:
@@ -158,10 +158,10 @@ def test_a_jpeg_is_measured_from_both_its_ends() -> None:
     """The checksum reads 1,024 bytes at each end, too. More was read, and was most of all that measuring read."""
     data = picture(400, 300, quality=95)
     file = Counting(data)
-    assert plain_image(file, 0, len(data)) == Media("image", 400, 300, "jpg")
+    assert probe_without_pillow(file, 0, len(data)) == Media("image", 400, 300, "jpg")
     assert file.reads == [(0, 1024), (len(data) - 1024, 1024)]
     profile = Counting(saved("JPEG", "RGB", icc_profile=bytes(2000)))
-    assert plain_image(profile, 0, profile.size) is not None
+    assert probe_without_pillow(profile, 0, profile.size) is not None
     assert profile.reads[:2] == [(0, 1024), (0, min(profile.size, 4096))]
 
 

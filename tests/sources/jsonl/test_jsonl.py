@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from energon_pack.errors import PackError
 from energon_pack.samples.conversation import placed_record
 from energon_pack.samples.record import Record
-from energon_pack.samples.settings import Frames, ReadSettings
+from energon_pack.samples.settings import FrameListsAs, ReadSettings
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources.find import make_shard
+from energon_pack.sources.find import shard_of_file
 from energon_pack.sources.jsonl.dialects import RowSettings, parse_row
 from energon_pack.sources.shard import JsonlShard
 from support.finding import find_lines, find_shards
@@ -27,7 +27,7 @@ from support.samples import write_tar
 
 def index(path: Path, data: bytes) -> list[tuple[str, bytes, str | None]]:
     path.write_bytes(data)
-    shard = make_shard(path.name, str(path), JsonlShard, {"row_settings": RowSettings(str(path.parent))})
+    shard = shard_of_file(path.name, str(path), JsonlShard, {"row_settings": RowSettings(str(path.parent))})
     rows = shard.index().to_pylist()
     places = ((row["record_offset"], row["record_size"]) for row in rows)
     texts = [data[offset : offset + size] for offset, size in places]
@@ -75,7 +75,7 @@ def test_elements_of_any_array(tmp_path_factory: pytest.TempPathFactory, values:
 def test_a_file_written_anew_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text('{"a": 1}\n')
-    shard = make_shard("x.jsonl", str(path), JsonlShard, {"row_settings": RowSettings(".")})
+    shard = shard_of_file("x.jsonl", str(path), JsonlShard, {"row_settings": RowSettings(".")})
     about = {"digest": shard.index().schema.metadata[b"digest"].decode()}
     assert shard.is_unchanged(about)
     path.write_text('{"b": 1}\n')
@@ -221,7 +221,7 @@ def test_a_list_of_frames_is_one_video() -> None:
     assert parse({**frames, "sample_fps": 4})[2]["media_settings"][1] == {"list_of_frames": 2, "sample_fps": 4}
     said = parse({**frames, "media_settings": [{"max_pixels": 9}, {"max_pixels": 8}]})[2]["media_settings"]
     assert said == [{"max_pixels": 9}, {"list_of_frames": 2, "max_pixels": 8}, None]
-    images = parse_row(frames, RowSettings(""), ReadSettings(frames=Frames.images))
+    images = parse_row(frames, RowSettings(""), ReadSettings(frames=FrameListsAs.images))
     assert (images.listed_media, images.fields) == (listed, {})
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from energon_pack.samples import keys as table
 from energon_pack.samples.conversation import placed_record
-from energon_pack.samples.media.kinds import kind_by_name
+from energon_pack.samples.media.kinds import kind_by_extension
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.requested import with_requested_settings
 from energon_pack.samples.member import SampleOptions
@@ -116,7 +116,7 @@ def ours(template: Template, value: Any) -> Outcome:
     try:
         record = parse_row(value, RowSettings(""), ReadSettings())
         names = record.listed_media or []
-        placed = placed_record(record, [str(kind_by_name(name)) for name in names])
+        placed = placed_record(record, [str(kind_by_extension(name)) for name in names])
         options = options_of(placed.record.fields)
         media = with_requested_settings(
             [FILES[names[i]] for i in placed.order], placed.record.fields.get("video_frames"), options

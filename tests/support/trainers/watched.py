@@ -30,7 +30,7 @@ from torch.nn.functional import cross_entropy  # noqa: E402
 
 import energon_pack.trainers.check as checks  # noqa: E402
 from energon_pack.trainers.collator import Collator  # noqa: E402
-from energon_pack.training.encoded import Pack  # noqa: E402
+from energon_pack.training.encoded import TrainingPack  # noqa: E402
 from energon_pack.training.model_wrappers import class_of, unwrapped  # noqa: E402
 
 torch.backends.cudnn.allow_tf32 = False  # a step on a GPU is compared with the samples on a CPU
@@ -47,8 +47,8 @@ def init(self: Any, *arguments: Any, **more: Any) -> None:
 
 
 def lay_out(self: Collator, rows: Any, **more: Any) -> Any:
-    packs = [row if isinstance(row, Pack) else row["pack"] for row in rows]  # of a stream, or a number
-    named = [pack if isinstance(pack, Pack) else (int(rows[i]["epoch"]), pack) for i, pack in enumerate(packs)]
+    packs = [row if isinstance(row, TrainingPack) else row["pack"] for row in rows]  # of a stream, or a number
+    named = [pack if isinstance(pack, TrainingPack) else (int(rows[i]["epoch"]), pack) for i, pack in enumerate(packs)]
     calls.append((self.packs, named))
     return _lay_out(self, rows, **more)
 
@@ -90,7 +90,7 @@ def of_all_ranks(sums: tuple[float, float]) -> torch.Tensor:
 
 def samples_of(model: Any, packs: Any, row: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
     """The tokens of each sample of a pack, and what a model with images is given beside them."""
-    if isinstance(row, Pack):  # of a stream: texts alone
+    if isinstance(row, TrainingPack):  # of a stream: texts alone
         yield from ((member.tokens, {}) for member in row.members)
         return
     for member in packs.members(*row):

@@ -11,12 +11,12 @@ from energon_pack.errors import PackError
 from energon_pack.run import expansion_bounds
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.chat import renderer
-from energon_pack.templates.chat.left_out_tools import leaves_out_tools
+from energon_pack.templates.chat.left_out_tools import check_for_left_out_tools
 from energon_pack.templates.chat.renderer import Renderer
 from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.turns import CLOSE, OPEN
 from energon_pack.templates.choose_rules import MediaRulesChoice
-from energon_pack.templates.settings import Empty, LabelsConfig, TemplateDrops, TrainOn
+from energon_pack.templates.settings import EmptyAnswerRule, LabelsConfig, TemplateDrops, TrainOn
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
@@ -55,7 +55,7 @@ def turns(*texts: str, **last: Any) -> list[dict[str, Any]]:
 
 def trained(source: str, messages: list[dict[str, Any]], last_only: bool = False) -> list[str]:
     template = ChatTemplate(source, {}, SPECIAL)
-    labels = LabelsConfig(TrainOn.last if last_only else TrainOn.all, empty=Empty.train)
+    labels = LabelsConfig(TrainOn.last if last_only else TrainOn.all, empty=EmptyAnswerRule.train)
     marked, _, _ = template.render_marked(messages, None, labels)
     assert marked.replace(OPEN, "").replace(CLOSE, "") == template.render(messages, None)
     return [piece.partition(CLOSE)[0] for piece in marked.split(OPEN)[1:]]
@@ -245,7 +245,7 @@ def test_tools_a_template_does_not_write_are_noticed(source: str, roles: str, ex
     messages = [{"role": names[role], "content": "b"} for role in roles]
     tools = [{"type": "function", "function": {"name": name}} for name in "fg"]
     renderer = ChatTemplate(source, {}, SPECIAL).renderer
-    assert leaves_out_tools(renderer, messages, tools, TemplateDrops.skip) is expected
+    assert check_for_left_out_tools(renderer, messages, tools, TemplateDrops.skip) is expected
 
 
 def test_a_system_turn_that_a_template_drops_costs_the_sample() -> None:

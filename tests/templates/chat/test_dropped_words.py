@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.chat.template import ChatTemplate
-from energon_pack.templates.settings import Labels, TemplateDrops, Think
+from energon_pack.templates.settings import LabelSettings, TemplateDrops, Think
 
 SPECIAL = ["<|user|>", "<|assistant|>", "<|tool|>", "<|system|>", "<|end_of_turn|>"]
 HEAD = "{% for m in messages %}<|{{ m.role }}|>"
@@ -36,13 +36,13 @@ def asked(*answers: dict[str, Any]) -> list[dict[str, Any]]:
 
 def lost(source: str, messages: list[dict[str, Any]], think: Think = Think.train) -> str:
     """What the error says is lost; empty: nothing is."""
-    template, kept = ChatTemplate(source, {}, SPECIAL), Labels(think=think, template_drops=TemplateDrops.keep)
+    template, kept = ChatTemplate(source, {}, SPECIAL), LabelSettings(think=think, template_drops=TemplateDrops.keep)
     dropped = template.render_marked(messages, None, kept).dropped
     if not dropped.others:
-        template.render_marked(messages, None, Labels(think=think))
+        template.render_marked(messages, None, LabelSettings(think=think))
         return ""
     with pytest.raises(Skip, match="template_drops: ") as skip:
-        template.render_marked(messages, None, Labels(think=think))
+        template.render_marked(messages, None, LabelSettings(think=think))
     return skip.value.detail.partition("leaves out ")[2].partition(", of the role")[0]
 
 
@@ -97,7 +97,7 @@ def test_what_is_kept_is_packed_as_the_template_writes_it() -> None:
     source = ALL.replace("{{ m.content }}", "{{ m.content if not m.tool_calls }}")
     messages = asked({"content": "I ask.", "tool_calls": [call(harbour="Oslo")]})
     text, _, dropped = ChatTemplate(source, {}, SPECIAL).render_marked(
-        messages, None, Labels(template_drops=TemplateDrops.keep)
+        messages, None, LabelSettings(template_drops=TemplateDrops.keep)
     )
     assert '\ufdd0<call>tide_at{"harbour": "Oslo"}</call><|end_of_turn|>\ufdd1' in text
     assert [words.value for words in dropped.others] == ["I ask."]
@@ -105,7 +105,7 @@ def test_what_is_kept_is_packed_as_the_template_writes_it() -> None:
 
 def test_an_answer_of_calls_that_are_dropped_is_kept_as_an_empty_one() -> None:
     messages = asked({"content": "I ask.", "tool_calls": [call()]}, {"content": "1.4 m."})
-    keep = Labels(template_drops=TemplateDrops.keep)
+    keep = LabelSettings(template_drops=TemplateDrops.keep)
     text, weights, _ = ChatTemplate(ALL.replace(CALL, ""), {}, SPECIAL).render_marked(messages, None, keep)
     assert text.count("\ufdd0") == len(weights) == 2
     assert "\ufdd0I ask.<|end_of_turn|>\ufdd1" in text
@@ -141,4 +141,6 @@ def test_no_word_that_is_written_is_called_lost(arguments: Any, text: str, thoug
     answer = {"content": text, "reasoning_content": thought, "tool_calls": [{"type": "function", "function": function}]}
     template = ChatTemplate(ALL.replace("c.function.arguments | tojson", spelled), {}, SPECIAL)
     with suppress(Skip):  # a text may spell what hides where an answer ends
-        assert not template.render_marked(asked(answer), None, Labels(template_drops=TemplateDrops.keep)).dropped.others
+        assert not template.render_marked(
+            asked(answer), None, LabelSettings(template_drops=TemplateDrops.keep)
+        ).dropped.others

@@ -8,7 +8,7 @@ from energon_pack.errors import PackError
 from energon_pack.templates.chat.labels import TrainedSpan, cut_ranges_out
 from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.turns import CLOSE, OPEN
-from energon_pack.templates.settings import Labels, LabelsConfig, Think
+from energon_pack.templates.settings import LabelsConfig, LabelSettings, Think
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|all|>"]
 CHATML = (
@@ -28,7 +28,7 @@ def turns(*answers: dict[str, Any]) -> list[dict[str, Any]]:
 def trained(source: str, messages: list[dict[str, Any]], labels: LabelsConfig) -> list[str]:
     chat = ChatTemplate(source, {}, SPECIAL)
     if labels.think is Think.drop_history:
-        messages = chat.messages_without_thoughts(messages)
+        messages = chat.without_earlier_thoughts(messages)
     marked, weights, _ = chat.render_marked(messages, None, labels)
     text, spans = "", []
     for piece in marked.replace(CLOSE, OPEN).split(OPEN):
@@ -73,7 +73,7 @@ def test_thoughts_before_the_last_question_are_left_out() -> None:
 def test_a_thought_in_a_content_part_is_left_out() -> None:
     """Content stays a list beside a medium, and where white space meets."""
     parts = [{"type": "text", "text": "Hm.\n<think>hm</think>\n\nb"}, {"type": "image"}]
-    silent = ChatTemplate(CHATML, {}, SPECIAL).messages_without_thoughts(turns({"content": parts}, HM))
+    silent = ChatTemplate(CHATML, {}, SPECIAL).without_earlier_thoughts(turns({"content": parts}, HM))
     assert silent[1]["content"] == [{"type": "text", "text": "Hm.b"}, {"type": "image"}]
 
 
@@ -81,7 +81,7 @@ def test_thoughts_that_never_end_take_no_time() -> None:
     """Looked for from each of 100,000 beginnings, the end of one took minutes."""
     text = "<think>" * 100_000
     messages = turns({"content": text}, HM)
-    assert ChatTemplate(CHATML, {}, SPECIAL).messages_without_thoughts(messages)[1]["content"] == text
+    assert ChatTemplate(CHATML, {}, SPECIAL).without_earlier_thoughts(messages)[1]["content"] == text
 
 
 def test_the_end_of_a_turn() -> None:
@@ -103,7 +103,7 @@ def test_the_text_around_answers_has_a_weight() -> None:
 def test_the_text_around_answers_has_a_weight_that_is_a_number(weight: float) -> None:
     """With an infinite one, the loss was infinite."""
     with pytest.raises(PackError, match=r"labels\.prompt_weight=.*: must be at least 0, at most 1,000,000"):
-        Labels(prompt_weight=weight).check()
+        LabelSettings(prompt_weight=weight).check()
 
 
 def test_spans_without_other_ranges() -> None:

@@ -19,7 +19,7 @@ from energon_pack.samples.skip import Skip
 from energon_pack.templates.chat.labels import TrainedSpan
 from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.turns import CLOSE, OPEN
-from energon_pack.templates.settings import Labels, Think, ToolCalls, TrainOn
+from energon_pack.templates.settings import LabelSettings, Think, ToolCallRule, TrainOn
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|calls|>", "<|call|>", "<|end|>", "<|ended|>", "<|say|>"]
 QWEN3 = (
@@ -60,10 +60,12 @@ def parsed(*turns: Message, settings: ReadSettings | None = None) -> list[Messag
     return messages
 
 
-def spans(source: str, *turns: Message, labels: Labels | None = None, **settings: Any) -> list[tuple[float, str]]:
+def spans(
+    source: str, *turns: Message, labels: LabelSettings | None = None, **settings: Any
+) -> list[tuple[float, str]]:
     """Return the trained spans of the first answer; an answer "Done." follows."""
     template, messages = ChatTemplate(source, {}, SPECIAL), parsed(*turns, settings=ReadSettings(**settings))
-    marked, weights, _ = template.render_marked(messages, None, labels or Labels())
+    marked, weights, _ = template.render_marked(messages, None, labels or LabelSettings())
     assert marked.replace(OPEN, "").replace(CLOSE, "") == template.render(messages, None)
     texts = [piece.partition(CLOSE)[0] for piece in marked.split(OPEN)[1:]]
     return [(weight, text) for weight, text in zip(weights, texts, strict=True) if "Done." not in text]
@@ -135,19 +137,22 @@ def test_settings_of_labels_see_the_whole_turn() -> None:
     assert spans(QWEN3, *turns) == [
         (0.5, "<think>\nA"), (1, "\nB\n</think>\n\n"), (0.5, "I look."), (1, f"{CALL}<|im_end|>")
     ]  # fmt: skip
-    assert spans(QWEN3, *turns, labels=Labels(tool_calls=ToolCalls.mask))[2:] == [(0.5, "I look."), (1, "<|im_end|>")]
-    assert spans(QWEN3, *turns, labels=Labels(train_on=TrainOn.last)) == []
+    assert spans(QWEN3, *turns, labels=LabelSettings(tool_calls=ToolCallRule.mask))[2:] == [
+        (0.5, "I look."),
+        (1, "<|im_end|>"),
+    ]
+    assert spans(QWEN3, *turns, labels=LabelSettings(train_on=TrainOn.last)) == []
     told = said(loss=True), call(loss_scale=2)  # `loss: true` trains a turn that `labels.train_on` leaves out
-    assert spans(QWEN3, *told, labels=Labels(train_on=TrainOn.last)) == [(1, "I look.")]
+    assert spans(QWEN3, *told, labels=LabelSettings(train_on=TrainOn.last)) == [(1, "I look.")]
     for answer in (turns, (said(reasoning_content="A"), call(reasoning_content="B", **UNTRAINED))):
-        labels = Labels(think=Think.mask, after_turn=True)
+        labels = LabelSettings(think=Think.mask, after_turn=True)
         trained = after_labels(ChatTemplate(QWEN3, {}, SPECIAL), parsed(*answer), labels)
         assert trained[0] == "I look."
         assert trained[-1] == "Done.<|im_end|>\n"
         assert not any("A" in text or "B" in text or "think" in text for text in trained)
 
 
-def after_labels(template: ChatTemplate, messages: list[Message], labels: Labels) -> list[str]:
+def after_labels(template: ChatTemplate, messages: list[Message], labels: LabelSettings) -> list[str]:
     """Return the trained texts of a conversation once `labels` has cut and widened its spans."""
     marked, weights, _ = template.render_marked(messages, None, labels)
     *pieces, rest = re.split(f"[{OPEN}{CLOSE}]", marked)
@@ -167,7 +172,7 @@ def test_a_template_that_does_not_show_the_parts_is_refused() -> None:
     with pytest.raises(Skip, match="processor_error: the chat template changes message 1, whose parts have weights"):
         spans(STRIPS, said(), call(**UNTRAINED))
     with pytest.raises(Skip, match="processor_error: the chat template changes message 1"):  # its calls were trained
-        spans(STRIPS, said(), call(), labels=Labels(tool_calls=ToolCalls.mask))
+        spans(STRIPS, said(), call(), labels=LabelSettings(tool_calls=ToolCallRule.mask))
 
 
 @pytest.mark.parametrize(

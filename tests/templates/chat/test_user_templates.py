@@ -15,7 +15,7 @@ from energon_pack.templates.chat.jinja import environment
 from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.text_marks import with_numbered_texts
 from energon_pack.templates.chat.turns import CLOSE, OPEN
-from energon_pack.templates.settings import Labels, TemplateDrops
+from energon_pack.templates.settings import LabelSettings, TemplateDrops
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\nBODY<|im_end|>\n{% endfor %}"
@@ -90,7 +90,7 @@ COPYING = (
 
 
 #: some of these templates rewrite or cut a question, whose words are lost then
-KEEP = Labels(template_drops=TemplateDrops.keep)
+KEEP = LabelSettings(template_drops=TemplateDrops.keep)
 
 
 def conversation(question: str) -> list[dict[str, Any]]:

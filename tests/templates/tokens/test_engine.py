@@ -241,7 +241,7 @@ def test_where_a_text_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before a space between letters, and behind the end of a line; not within spaces, numbers or signs."""
     monkeypatch.setattr(tokenizing, "LONG_TEXT_CHARACTERS", 2)
     text = "ab cd  e\nfg 12 h.\n\n你"
-    pieces = [text[start:end] for start, end in tokenizing.long_text_ranges(text)]
+    pieces = [text[start:end] for start, end in tokenizing.text_piece_ranges(text)]
     assert pieces == ["ab", " cd  e\n", "fg 12 h.\n\n", "你"]
 
 
@@ -280,8 +280,8 @@ def test_a_long_text_is_never_given_whole_to_the_reference(template: Template, m
     """6 MB of JSON took 2.6 GB."""
     monkeypatch.setattr(tokenizing, "LONG_TEXT_CHARACTERS", 50)
     cut: list[tuple[int, int]] = []
-    ranges = tokenizing.long_text_ranges
-    monkeypatch.setattr(tokenizing, "long_text_ranges", lambda text: (cut.extend(ranges(text)), cut)[1])  # type: ignore[func-returns-value]
+    ranges = tokenizing.text_piece_ranges
+    monkeypatch.setattr(tokenizing, "text_piece_ranges", lambda text: (cut.extend(ranges(text)), cut)[1])  # type: ignore[func-returns-value]
     text = "one two three " * 40 + LATIN_LONG_S
     assert template.count([Rendered(text, [], 0, 0)], "words")[0][0] > 100
     assert max(end - start for start, end in cut) < 70
@@ -342,7 +342,13 @@ def test_a_token_that_another_overlaps_or_holds_does_not_stand_alone() -> None:
     assert added.never_overlaps("<q>") is False
     assert AddedTokens(["<a>", "<b>"]).never_overlaps("<a>")
     assert [token for token in added.all if added.never_overlaps(token)] == ["x<d"]
-    assert [added.may_begin_token(text) for text in ("a <b", "<b><", "a", "b", "")] == [True, True, True, False, False]
+    assert [added.ends_in_token_start(text) for text in ("a <b", "<b><", "a", "b", "")] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 @given(st.sets(st.text("ab<", min_size=1, max_size=4), min_size=1, max_size=5), st.text("ab<c", max_size=30))
