@@ -8,7 +8,7 @@ from pathlib import Path
 
 from energon_pack.dataset.done_shards import DONE_SUFFIX
 from energon_pack.dataset.files import PLAN
-from energon_pack.run.files import write_whole
+from energon_pack.run.files import TEMPORARY_SUFFIX, write_whole
 
 #: folder with what `stage=write` reads beside the plan, and its file that is written last
 JOBS_FOLDER, ABOUT_FILE = ".jobs", "about.json"
@@ -24,10 +24,11 @@ def remove_folder(path: Path) -> None:
 
 
 def remove_run_files(staging: Path) -> None:
-    """Remove all that a published dataset lacks: the jobs of a plan, and the marks of the run and of its shards."""
+    """Remove all that a published dataset lacks: a plan's jobs, the marks of the run and of its shards, half a file."""
     shutil.rmtree(staging / JOBS_FOLDER, ignore_errors=True)
-    for path in (staging / IDENTITY_FILE, *staging.glob(f"*{DONE_SUFFIX}")):
-        path.unlink()
+    left_by_kills = staging.glob(f"*{TEMPORARY_SUFFIX}")
+    for path in (staging / IDENTITY_FILE, *staging.glob(f"*{DONE_SUFFIX}"), *left_by_kills):
+        path.unlink(missing_ok=True)
 
 
 def remove_all_but_shards(staging: Path, identity: str) -> None:

@@ -18,6 +18,8 @@ from energon_pack.errors import PackError
 
 #: Energon's folder of metadata in a dataset.
 META_FOLDER = ".nv-meta"
+#: of a file that `write_whole` has not renamed yet; a kill leaves it
+TEMPORARY_SUFFIX = ".tmp"
 #: a file in each folder of `make_once`: the names of its files, and the hash of each
 _HASHES_FILE = "sums.json"
 #: permissions that let no other user read
@@ -27,7 +29,7 @@ _DISK_FULL_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 def write_whole(path: Path, data: bytes, sync: bool = True) -> None:
     """Write a file through a temporary one, synced and renamed; a kill or power cut leaves the old or the new file."""
-    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
     try:
         with open(temporary, "wb") as file:
             file.write(data)

@@ -81,3 +81,13 @@ def test_a_run_whose_folder_is_gone_does_not_move_the_dataset(tmp_path: Path, mo
         monkeypatch.setattr(os, "rename", stop_at_the_dataset)
         with pytest.raises(PackError, match="another run is writing"):
             run.publish(staging, "a", overwrite=True)
+
+
+def test_a_half_written_mark_is_not_published(tmp_path: Path) -> None:
+    """A worker that is killed between writing and renaming leaves it, and the dataset held it for ever."""
+    run = DatasetInFolder(tmp_path / "NAME")
+    with run.open_staging("a") as staging:
+        for name in ("packed-000000.tar", "packed-000000.tar.done", "packed-000000.tar.done.4f2a.tmp"):
+            (staging / name).touch()
+        run.publish(staging, "a", overwrite=False)
+    assert [path.name for path in (tmp_path / "NAME").iterdir()] == ["packed-000000.tar"]
