@@ -25,7 +25,7 @@ MANIFEST = "energon_pack.json"
 REPORT = "report.json"
 #: the folder with the processor's files: see `dataset.kept_inputs`
 PROCESSOR_FOLDER = "processor"
-#: sums over the members of each pack: see `TotalsOfPacks`
+#: sums over the members of each pack: see `PackTotals`
 PACK_TOTALS_FILE = "packs.npy"
 #: files whose hashes energon_pack.json holds; that of the processor's files are in inputs.json
 HASHED_FILES = (INPUTS_FILE, TRIAL_FILE, PACK_TOTALS_FILE)

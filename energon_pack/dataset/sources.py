@@ -84,7 +84,7 @@ class SampleReader:
         return ends.first + ends.last
 
     def reference_to(self, name: str, row: PlanRow, part: AnyPart, root: str) -> tuple[Reference, EndBytes]:
-        """Return the `Reference` that leads a pack to a part below the folder `root`, and the part's `Ends`."""
+        """Return the `Reference` that leads a pack to a part below the folder `root`, and the part's `EndBytes`."""
         ends = ends_of(self._file(row, part), part.offset, part.size, self._header_size(row))
         self._check_header(ends.header, row, part)
         place = self._shards[row.shard].place(part, root)

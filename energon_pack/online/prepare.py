@@ -254,7 +254,7 @@ def _measure_given(
     num_workers: int | None,
     workshop: Workshop,
 ) -> Measured:
-    """Measure a user's dataset, as `measure_source` measures files; arguments: see `measure_uncached_samples`."""
+    """Measure a user's dataset, as `measure_source` measures files; arguments: see `measure_user_samples`."""
     with workshop.timed("lengths"):
         shard = measure_user_samples(samples, fingerprint, method, workshop, num_workers)
         untrained = settings.labels.untrained

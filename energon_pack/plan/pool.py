@@ -96,7 +96,7 @@ class WaitingSample:
 
     #: the caller's name for it
     name: Any
-    #: its cost for each limit of a pack: `costs_of`, tokens first
+    #: its cost for each limit of a pack: `costs_of_sample`, tokens first
     costs: tuple[int, ...]
     #: samples of different groups share no pack
     group: Hashable = None
@@ -169,7 +169,7 @@ class Pool:
 
         Args:
             name: the caller's name for the sample, of any type that JSON can hold.
-            costs: for each limit of a pack, tokens first: `costs_of`.
+            costs: for each limit of a pack, tokens first: `costs_of_sample`.
             group: samples of different groups share no pack.
             since: how many packs were made before it came; None: all until now.
 

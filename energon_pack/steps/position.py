@@ -4,7 +4,7 @@
 
 A stream is endless: packs on disk, packs planned while loading, batches of like lengths, or draws from a dataset.
 Rank r's t-th turn is number t · ranks + r of those left, so that in each turn all ranks together take a row of
-neighbours. A rank's workers share its turns round-robin; their number changes only which worker reads. `Stream` says
+neighbours. A rank's workers share its turns round-robin; their number changes only which worker reads. `PackOrder` says
 which pack on disk a number is.
 """
 

@@ -11,7 +11,7 @@ from energon_pack.training.rope import ROPE_KINDS, ModelClassRope, RopeRule
 def rope_rule_of(
     stated: str | None, rules: InputRules, tokens_per_second: float | None = None, is_needed: bool = True
 ) -> RopeRule | ModelClassRope | None:
-    """Return the `RopeRule` or `OwnRope` that makes a dataset's M-RoPE rows; None: its positions are plain.
+    """Return the `RopeRule` or `ModelClassRope` that makes a dataset's M-RoPE rows; None: its positions are plain.
 
     Args:
         stated: `model.rope` of the dataset. If it is `none` or `auto`, the processor's models are asked instead.

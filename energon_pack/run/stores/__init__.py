@@ -77,7 +77,7 @@ def read_whole(address: str) -> bytes:
 
 
 def read_with_version(address: str) -> tuple[bytes, str]:
-    """Return all bytes of an object, and its version, for `put_if`.
+    """Return all bytes of an object, and its version, for `put_if_unchanged`.
 
     Raises:
         StoreError: the object is written between the two requests each time.
