@@ -259,7 +259,7 @@ def _wrong_lengths_file(folder: str, workshop: Workshop) -> Path:
 
 
 def cache_keys_of(measured: Sequence[MeasuredShard], method: Method) -> tuple[str, list[str]]:
-    """Return the name of the cache folder for lengths by this method, and the key of each shard in it, for `forget_lengths`."""
+    """Return the name of the cache folder for lengths by this method, and each shard's key, for `forget_lengths`."""
     return method_key(method), [_lengths_key(item.indexed) for item in measured]
 
 

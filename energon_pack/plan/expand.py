@@ -66,7 +66,7 @@ class ExpansionCounts(NamedTuple):
 
 
 def count_expansion(lengths: Lengths, labels: LabelsConfig) -> ExpansionCounts | None:
-    """Count conversations, samples and tokens, from lengths that `expand_conversations` returned; None: `labels.expand=none`."""
+    """Count conversations, samples and tokens in what `expand_conversations` returned; None: `labels.expand=none`."""
     if labels.expand is ConversationExpansion.none:
         return None
     num, whole, tokens = lengths.num_samples, 0, 0

@@ -25,7 +25,7 @@ def state_of(address: str) -> SizeAndVersion:
 
 
 def resolve_address(entry: str) -> tuple[str, list[str], list[str]]:
-    """Resolve an address in `source.path`, of a folder, an object or a glob; returns what `storage.resolve_source_entry` returns."""
+    """Resolve an address of a folder, an object or a glob, as `storage.resolve_source_entry` resolves paths."""
     entry = tidy_address(entry)
     if _GLOB_CHARACTER.search(entry):
         fixed = parent(_GLOB_CHARACTER.split(entry, maxsplit=1)[0] + "x")

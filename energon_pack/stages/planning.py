@@ -76,7 +76,7 @@ def plan_source(measured: Measured, settings: PlanSettings, workshop: Workshop) 
 
 
 def check_media_files_unchanged(planned: Planned, workshop: Workshop) -> None:
-    """Check again the media that lie outside the shards, in their own files; raises what `refuse_changed_media` raises."""
+    """Check again the media that lie outside the shards, in their own files, by `refuse_changed_media`."""
     measured = planned.lengths.shards
     refuse_changed_media([item.shard for item in measured], [item.pieces for item in measured], workshop)
 

@@ -108,7 +108,7 @@ class PackedBatch(BatchWithMediaLens):
 
         Args:
             model: needed if `mask` is `dict4d`, `prefix4d` or `auto`, for batches of trees (packs whose samples share
-                tokens), and for packs of text in a model with M-RoPE. Except for trees, a `ModelOutline` of it is enough.
+                tokens), and for packs of text in a model with M-RoPE. Except for trees, its `ModelOutline` is enough.
             labels: pass labels, so that the model computes its own loss. If a token's weight is not 1 they are left
                 out: the model's loss ignores weights, `weighted_loss` uses them. So are labels of preference pairs.
 

@@ -1,8 +1,8 @@
 """Make masks for models in which positions alone do not keep members apart, by a few facts about the model.
 
-A loader's worker holds these facts, the `ModelOutline`, and no weights; masks are made on the batch's device. A boolean mask
-is never made: eager attention would add it to the scores. Nor is a 2-D mask of ones: it switches off transformers' own
-recognition of packs.
+A loader's worker holds these facts, the `ModelOutline`, and no weights; masks are made on the batch's device. A boolean
+mask is never made: eager attention would add it to the scores. Nor is a 2-D mask of ones: it switches off transformers'
+own recognition of packs.
 """
 
 import inspect
