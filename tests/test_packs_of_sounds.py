@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from energon_pack.config import AttentionMaskKind, MediaIn, ModelConfig, Overlong, PackConfig
+from energon_pack.config import Mask, MediaIn, ModelConfig, Overlong, PackConfig
 from energon_pack.loading.task_encoder import PackedTaskEncoder
 from support import processors
 from support.damage import found, lines
@@ -43,7 +43,7 @@ def run(made: tuple[Path, Path], cache: Path, tmp_path: Path) -> Make:
 
     def config(source: Path | str = made[0], **settings: Any) -> PackConfig:
         result = PackConfig(ModelConfig("auto", "auto", processor=str(made[1])), cache_dir=str(cache), max_skipped=0.5)
-        result.model.mask, result.model.add_special_tokens = AttentionMaskKind.positions, None
+        result.model.mask, result.model.add_special_tokens = Mask.positions, None
         result.source.path, result.output.dir, result.output.name = str(source), str(tmp_path), "packed"
         result.packing.max_token_len, result.packing.overlong = 120, Overlong.drop
         result.output.max_shard_packs, result.executor.num_workers, result.measure.verify = 2, 1, 0.0

@@ -25,7 +25,7 @@ from energon_pack.samples.member import SampleOptions
 from energon_pack.samples.settings import ControlTokens
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.sample import Sample
-from energon_pack.templates.settings import ConversationExpansion, TrainOn, Untrained
+from energon_pack.templates.settings import Expand, TrainOn, Untrained
 from energon_pack.templates.template import Template
 from energon_pack.verify import Options, verify
 from support.packed import json_lines
@@ -162,7 +162,7 @@ def test_pairs_of_which_nothing_is_trained_are_counted(config: Make, tmp_path: P
         for m in said(f"{i}", "<image>a" if not i else "b", **({"loss": False} if i == 1 else {}))["messages"]
     ]
     source = write(tmp_path / "source", {"messages": turns, "images": ["a.png"]})
-    run = config(source, labels__expand=ConversationExpansion.pairs)
+    run = config(source, labels__expand=Expand.pairs)
     run.source.media_root = str(source.parent)
     figures = pack(run)
     assert (figures["samples_packed"], figures["parts"], figures["samples_cut_off"]) == (1, 2, 1)

@@ -15,34 +15,26 @@ from energon_pack.config.schema import (
 from energon_pack.plan.settings import Algorithm, GroupBy, Layout, Overlong, PackingConfig
 from energon_pack.run.executors.settings import ExecutorConfig, ExecutorKind
 from energon_pack.run.plain_data import plain
-from energon_pack.samples.settings import ControlTokens, FrameListsAs, SampleType
+from energon_pack.samples.settings import ControlTokens, Frames, SampleType
 from energon_pack.sources.settings import Format, OnDamaged, SourceConfig
 from energon_pack.templates.models import conf_dir
-from energon_pack.templates.settings import (
-    AttentionMaskKind,
-    ConversationExpansion,
-    LabelsConfig,
-    MediaConfig,
-    ModelConfig,
-    Rope,
-    TrainOn,
-)
+from energon_pack.templates.settings import Expand, LabelsConfig, Mask, MediaConfig, ModelConfig, Rope, TrainOn
 
 __all__ = [
     "Algorithm",
-    "AttentionMaskKind",
     "ControlTokens",
-    "ConversationExpansion",
     "DatasetYaml",
     "Engine",
     "ExecutorConfig",
     "ExecutorKind",
+    "Expand",
     "Flavor",
     "Format",
-    "FrameListsAs",
+    "Frames",
     "GroupBy",
     "LabelsConfig",
     "Layout",
+    "Mask",
     "MeasureConfig",
     "MediaConfig",
     "MediaIn",

@@ -12,7 +12,7 @@ from energon_pack.config import Format, Overlong, PackConfig, plain
 from energon_pack.plan.settings import Share
 from energon_pack.samples.settings import without_unset_later_settings
 from energon_pack.templates.recorded_labels import labels_without_new_defaults
-from energon_pack.templates.settings import ConversationExpansion
+from energon_pack.templates.settings import Expand
 from energon_pack.version import VERSION
 
 #: nodes of the config that the bytes of a dataset depend on
@@ -62,8 +62,8 @@ def _labels_content(labels: Mapping[str, Any]) -> dict[str, Any]:
 
     A loader does not need these settings: members of packs are expanded already.
     """
-    expand, window = labels.get("expand", ConversationExpansion.none.value), labels.get("window_images")
-    unset = {"expand"} if expand == ConversationExpansion.none.value else set()
+    expand, window = labels.get("expand", Expand.none.value), labels.get("window_images")
+    unset = {"expand"} if expand == Expand.none.value else set()
     unset |= {"window_images", "window_text"} if window is None else set()
     return {name: value for name, value in labels_without_new_defaults(labels).items() if name not in unset}
 

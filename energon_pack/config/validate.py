@@ -16,14 +16,7 @@ from energon_pack.plan.splits import split_shares
 from energon_pack.run.work_parts import WorkPart
 from energon_pack.samples.settings import Take
 from energon_pack.templates.models import read_model_node
-from energon_pack.templates.settings import (
-    AttentionMaskKind,
-    ConversationExpansion,
-    LabelsConfig,
-    MediaConfig,
-    Think,
-    TrainOn,
-)
+from energon_pack.templates.settings import Expand, LabelsConfig, Mask, MediaConfig, Think, TrainOn
 
 #: names of settings in other tools
 _NAMES_IN_OTHER_TOOLS = {
@@ -193,7 +186,7 @@ def checked_config(config: PackConfig) -> PackConfig:
 
 def _check_labels_of_cut_samples(packing: PackingConfig, labels: LabelsConfig) -> None:
     """Raise PackError for label settings that need a sample's last turn, if samples are cut into parts."""
-    is_split, are_pairs = packing.overlong is Overlong.split_turns, labels.expand is ConversationExpansion.pairs
+    is_split, are_pairs = packing.overlong is Overlong.split_turns, labels.expand is Expand.pairs
     asked = [
         f"labels.train_on={TrainOn.last.value}" if labels.train_on is TrainOn.last else "",
         f"labels.think={Think.drop_history.value}" if labels.think is Think.drop_history else "",
@@ -205,9 +198,7 @@ def _check_labels_of_cut_samples(packing: PackingConfig, labels: LabelsConfig) -
         raise PackError(f"{name} and {cut}: each part of a sample would have a last turn of its own; {instead}")
 
 
-def _check_packing_share(
-    packing: PackingConfig, labels: LabelsConfig, output: OutputConfig, mask: AttentionMaskKind
-) -> None:
+def _check_packing_share(packing: PackingConfig, labels: LabelsConfig, output: OutputConfig, mask: Mask) -> None:
     """Raise PackError for settings that do not work with `packing.share`."""
     share = packing.share
     if share is Share.none:
@@ -216,7 +207,7 @@ def _check_packing_share(
         f"output.flavor={output.flavor}": output.flavor != Flavor.packed_multi_mix_qa.value,
         f"output.sample_type={output.sample_type}": output.sample_type is not None,
         f"labels.prompt_weight={labels.prompt_weight}": labels.prompt_weight > 0,
-        f"model.mask={mask.value}": mask in (AttentionMaskKind.hybrid, AttentionMaskKind.prefix4d),
+        f"model.mask={mask.value}": mask in (Mask.hybrid, Mask.prefix4d),
     }
     if name := next((name for name, is_asked in asked.items() if is_asked), None):
         why = "only packed_multi_mix_qa has a form"
@@ -234,7 +225,7 @@ def _check_pairs(packing: PackingConfig, labels: LabelsConfig, output: OutputCon
         f"packing.pad_to_multiple_of={packing.pad_to_multiple_of}": packing.pad_to_multiple_of > 1,
         f"packing.overlong={packing.overlong.value}": packing.overlong in CUTTING_POLICIES,
         f"packing.max_members={packing.max_members}": packing.max_members == 1,
-        f"labels.expand={labels.expand.value}": labels.expand is not ConversationExpansion.none,
+        f"labels.expand={labels.expand.value}": labels.expand is not Expand.none,
         f"labels.prompt_weight={labels.prompt_weight:g}": labels.prompt_weight > 0,
         f"output.flavor={output.flavor}": output.flavor != Flavor.packed_multi_mix_qa.value,
         f"output.sample_type={output.sample_type}": output.sample_type is not None,

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from energon_pack.lengths.schema import LENGTHS_SCHEMA, REMOVED_FIELD, SHARED_SCHEMA
 from energon_pack.run.workshop import Workshop
-from energon_pack.samples.settings import MissingPicturePolicy, ReadSettings
+from energon_pack.samples.settings import MissingMedia, ReadSettings
 from energon_pack.templates.choose_rules import MediaRulesChoice
 from energon_pack.templates.identity import Identity
 from energon_pack.templates.processor import (
@@ -33,7 +33,7 @@ class Method:
     @property
     def schema(self) -> pa.Schema:
         """Return the columns of its tables of lengths."""
-        removes = self.read.missing_media is MissingPicturePolicy.remove
+        removes = self.read.missing_media is MissingMedia.remove
         schema = SHARED_SCHEMA if self.with_beginnings else LENGTHS_SCHEMA
         return schema.append(REMOVED_FIELD) if removes else schema
 

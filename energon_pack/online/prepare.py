@@ -64,7 +64,7 @@ from energon_pack.stages.places import Places, prepare_places
 from energon_pack.stages.planning import Planned, plan_source
 from energon_pack.steps.topology import Topology
 from energon_pack.templates.processor import load_saved_template
-from energon_pack.templates.settings import ConversationExpansion
+from energon_pack.templates.settings import Expand
 from energon_pack.templates.template import Template
 
 _SAMPLES_PER_JOB = 500  # samples a job
@@ -238,7 +238,7 @@ def _refuse_with_conversations(packing: PackingConfig, labels: LabelsConfig, sou
     """Raise PackError for settings that work for samples in files alone, not for conversations in memory."""
     if packing.overlong in CUTTING_POLICIES:
         raise PackError(f"packing.overlong={packing.overlong.value}: only samples in files are cut, not conversations")
-    if labels.expand is not ConversationExpansion.none:
+    if labels.expand is not Expand.none:
         raise PackError(f"labels.expand={labels.expand.value}: only samples in files are expanded")
     if source.take is Take.both:
         raise PackError("source.take=both: lazy pairs are in files; StreamingPackedDataset takes conversations, too")

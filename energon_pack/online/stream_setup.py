@@ -25,7 +25,7 @@ from energon_pack.sources.find import Source
 from energon_pack.stages.measuring import index_source, prepare_method
 from energon_pack.stages.places import prepare_places
 from energon_pack.templates.processor import load_saved_template
-from energon_pack.templates.settings import ConversationExpansion
+from energon_pack.templates.settings import Expand
 from energon_pack.templates.template import Template
 
 #: a path, overrides of `source.*`, conversations in memory, or samples that are indexed already
@@ -66,7 +66,7 @@ def prepare_stream(settings: PackConfig | Sequence[str], sources: Sequence[Strea
         raise PackError(
             "output.splits: a stream has no splits: give it other sources, or take LazyPackedDataset(split=…)"
         )
-    if config.labels.expand is not ConversationExpansion.none:
+    if config.labels.expand is not Expand.none:
         raise PackError(
             f"labels.expand={config.labels.expand.value}: a stream takes samples as they come: pack before training, or"
             " LazyPackedDataset"

@@ -23,7 +23,7 @@ from energon_pack.samples.documents import is_document
 from energon_pack.samples.flavors.fit import contents_that_do_not_fit
 from energon_pack.samples.frame_lists import settings_mark_frame_lists
 from energon_pack.samples.skip import Skip
-from energon_pack.templates.settings import ConversationExpansion, EmptyAnswerRule, LabelsConfig, TrainOn
+from energon_pack.templates.settings import Empty, Expand, LabelsConfig, TrainOn
 
 #: Raise this number when the same conversation becomes other samples.
 _VERSION = 2
@@ -35,7 +35,7 @@ def expand_conversations(lengths: Lengths, labels: LabelsConfig, method: Method,
     Raises:
         SourceChanged: a file is not what was measured.
     """
-    if labels.expand is ConversationExpansion.none:
+    if labels.expand is Expand.none:
         return lengths
     may_have_parts = lengths.scratch.zeros(lengths.num_samples, np.bool_)
     for block in blocks(lengths.num_samples):
@@ -67,7 +67,7 @@ class ExpansionCounts(NamedTuple):
 
 def count_expansion(lengths: Lengths, labels: LabelsConfig) -> ExpansionCounts | None:
     """Count conversations, samples and tokens in what `expand_conversations` returned; None: `labels.expand=none`."""
-    if labels.expand is ConversationExpansion.none:
+    if labels.expand is Expand.none:
         return None
     num, whole, tokens = lengths.num_samples, 0, 0
     for block in blocks(len(lengths.items)):
@@ -87,18 +87,18 @@ def _samples_of(whole: WholeSample, labels: LabelsConfig) -> list[LengthsRow]:
 
 def expansion_cuts(sample: ReadSample, labels: LabelsConfig) -> list[Cut]:
     """List the pieces of a conversation that become samples of their own by `labels.expand`; empty: it stays whole."""
-    if labels.expand is ConversationExpansion.none or is_document(sample.messages):
+    if labels.expand is Expand.none or is_document(sample.messages):
         return []
-    if labels.expand is ConversationExpansion.pairs:
+    if labels.expand is Expand.pairs:
         return parts_by_pair(sample.messages, sample.kinds)
     window = None if settings_mark_frame_lists(sample.fields.get("media_settings")) else labels.window_images
     only_last, messages = labels.train_on is TrainOn.last, sample.messages
-    if sample.options.labels.get("empty", labels.empty) == EmptyAnswerRule.drop:
+    if sample.options.labels.get("empty", labels.empty) == Empty.drop:
         messages = [*with_empty_answers_untrained(messages)]
     return parts_by_answer(messages, sample.kinds, only_last, window, labels.window_text)
 
 
-def _measure_cuts(whole: WholeSample, cuts: list[Cut], how: ConversationExpansion) -> list[LengthsRow]:
+def _measure_cuts(whole: WholeSample, cuts: list[Cut], how: Expand) -> list[LengthsRow]:
     parts = []
     for cut in cuts:
         try:

@@ -13,7 +13,7 @@ from energon_pack.samples.dialects.pictures import REMOVE_ADVICE
 from energon_pack.samples.documents import is_document, with_joined_texts
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import Message
-from energon_pack.samples.settings import MissingPicturePolicy
+from energon_pack.samples.settings import MissingMedia
 from energon_pack.samples.skip import Reason, Skip
 
 Found = TypeVar("Found")
@@ -29,7 +29,7 @@ def is_document_with_named_pictures(record: Record) -> bool:
 
 
 def find_document_pictures(
-    record: Record, setting: MissingPicturePolicy, find: Callable[[str], Found]
+    record: Record, setting: MissingMedia, find: Callable[[str], Found]
 ) -> tuple[Record, list[Found]]:
     """Return a document without the places of pictures that are missing, and what `find` returned for the others.
 
@@ -55,7 +55,7 @@ def find_document_pictures(
         except Skip as skip:
             if skip.reason not in _REASONS:
                 raise
-            if setting is not MissingPicturePolicy.remove:
+            if setting is not MissingMedia.remove:
                 raise Skip(skip.reason, f"{skip.detail}; {REMOVE_ADVICE}") from None
             removed.append(name)
     if removed:

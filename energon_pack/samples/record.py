@@ -25,7 +25,7 @@ from energon_pack.samples.nulls import without_nulls_in_tool_calls
 from energon_pack.samples.placeholders import flat_content, media_type_of_parts
 from energon_pack.samples.preference import PREFERENCE_KEYS, with_rejected_as_chosen, without_rejected_answer
 from energon_pack.samples.sample import MESSAGE_KEYS, REASONING_KEYS, Message
-from energon_pack.samples.settings import FrameListsAs, ReadSettings, SampleType, ToolsAs
+from energon_pack.samples.settings import Frames, ReadSettings, SampleType, ToolsAs
 from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
 from energon_pack.samples.tool_calls import (
     TOOL_PART_TYPES,
@@ -132,7 +132,7 @@ def parse_rewritten_record(value: Any, settings: ReadSettings, lists_media: bool
     has_calls = is_as_text and any(message.get("tool_calls") for message in messages)
     if is_as_text:
         messages = [with_calls_as_text(message, index) for index, message in enumerate(messages)]
-    if settings.frames is FrameListsAs.images:
+    if settings.frames is Frames.images:
         messages = frame_lists_as_images(messages)
     messages = with_checked_img_tags(messages, value, lists_media)
     if isinstance(names := value.get("patch_positions"), list):

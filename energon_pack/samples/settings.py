@@ -39,7 +39,7 @@ class ControlTokens(str, Enum):
     skip = "skip"
 
 
-class FrameListsAs(str, Enum):
+class Frames(str, Enum):
     """How a video that is listed as files of its frames is read: as one video, or as images."""
 
     video = "video"
@@ -52,7 +52,7 @@ class UnreadMedia(str, Enum):
     ignore = "ignore"
 
 
-class MissingPicturePolicy(str, Enum):
+class MissingMedia(str, Enum):
     """What to do with a document between whose texts pictures stand, if one of them is missing."""
 
     skip = "skip"
@@ -126,7 +126,7 @@ class ReadSettings:
     #: special tokens that are spelled out in the data: keep them, as the processor would, or skip the sample
     control_tokens: ControlTokens = ControlTokens.keep
     #: how to read a video that is listed as the files of its frames: as one video, or as images
-    frames: FrameListsAs = FrameListsAs.video
+    frames: Frames = Frames.video
     #: ignore: samples whose media nothing reads are packed as text; None: each is left out
     media: UnreadMedia | None = None
     #: module:function of the user that changes each record before it is read, or leaves it out; None: no change
@@ -134,7 +134,7 @@ class ReadSettings:
     #: whether the sound of videos is heard, too, where a sample does not say; None: it is not
     use_audio_in_video: bool | None = None
     #: a document of texts and pictures, one of which is missing: skip it, or remove the place of this picture
-    missing_media: MissingPicturePolicy = MissingPicturePolicy.skip
+    missing_media: MissingMedia = MissingMedia.skip
     #: nulls in calls and tools of JSON: drop or keep them; None: those go that a table's rows put in (`samples.nulls`)
     nulls: Nulls | None = None
     columns: Columns = field(default_factory=Columns)

@@ -33,7 +33,7 @@ from energon_pack.samples.options import options_of
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import AnyPart, MediaPart, Part, media_type, media_type_by_name
-from energon_pack.samples.settings import MissingPicturePolicy, ReadSettings
+from energon_pack.samples.settings import MissingMedia, ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.unread_media import media_file_names, refuse_unread_media, unread_media_skip
 from energon_pack.sources.reader import Reader
@@ -158,7 +158,7 @@ def read_without_opening_media(
     """Read a measured sample from its JSON or text, `raw`; its media are not opened, and `media` is empty."""
     kinds = row.cut.sample_media_kinds if row.cut else [part.kind for part in row.parts]
     record, key = shard.read_record(raw, row.record_part, bool(kinds), settings), source_key(row.key)
-    if settings.missing_media is MissingPicturePolicy.remove and is_document_with_named_pictures(
+    if settings.missing_media is MissingMedia.remove and is_document_with_named_pictures(
         record
     ):  # as when it was measured
         parts = {part.name: Part(*part[:3]) for part in row.parts}

@@ -11,7 +11,7 @@ from energon_pack.templates.chat.jinja import variables_in, writes_date
 from energon_pack.templates.families.rules import ProcessorSettings
 from energon_pack.templates.settings import (
     DEFAULT_DATE,
-    AlphaColour,
+    Alpha,
     LabelSettings,
     MediaConfig,
     Think,
@@ -85,7 +85,7 @@ def fingerprints_of(
     chat += [["final end", *final_ends]] if final_ends else []
     chat += [spec.date] if writes_date(*spec.chat_templates) else []
     media = asdict(spec.media)
-    if spec.media.alpha is AlphaColour.auto:  # so that the hash is that of earlier versions
+    if spec.media.alpha is Alpha.auto:  # so that the hash is that of earlier versions
         del media["alpha"]
     return {
         "tokenizer": short_hash(tokenizer),

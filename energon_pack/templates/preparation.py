@@ -29,7 +29,7 @@ from energon_pack.templates.preprocess import (
     qwen_utils_num_frames,
     video_preprocessor,
 )
-from energon_pack.templates.settings import AlphaColour, MediaConfig
+from energon_pack.templates.settings import Alpha, MediaConfig
 
 
 class Preparation:
@@ -196,7 +196,7 @@ def _look_of(name: str, media: MediaConfig) -> RgbConversion:
 
     qwen_vl_utils (its `to_rgb`) puts RGBA on white, no other mode, and knows no EXIF orientation.
     """
-    background = "" if media.alpha is AlphaColour.auto else media.alpha.value
+    background = "" if media.alpha is Alpha.auto else media.alpha.value
     if name != "qwen_vl_utils":
         return RgbConversion(background)
     return RgbConversion(background or "white", "" if background else "RGBA", is_upright=False)

@@ -18,7 +18,7 @@ FINAL_END_AUTO, FINAL_END_NONE = "auto", "none"
 _MISSING = "???"  # OmegaConf's value for a setting that must be set; training has no OmegaConf
 
 
-class AttentionMaskKind(str, Enum):
+class Mask(str, Enum):
     """The attention mask that keeps the members of a pack apart in a model; auto: it is found before training."""
 
     auto = "auto"
@@ -54,7 +54,7 @@ class Think(str, Enum):
     drop_history = "drop_history"
 
 
-class ToolCallRule(str, Enum):
+class ToolCalls(str, Enum):
     """Whether tool calls are trained."""
 
     train = "train"
@@ -69,7 +69,7 @@ class TemplateDrops(str, Enum):
     keep = "keep"
 
 
-class ConversationExpansion(str, Enum):
+class Expand(str, Enum):
     """Which samples are made of one conversation."""
 
     none = "none"  # it, as a whole
@@ -85,7 +85,7 @@ class Untrained(str, Enum):
     keep = "keep"
 
 
-class AlphaColour(str, Enum):
+class Alpha(str, Enum):
     """The colour that transparent pixels get.
 
     auto: as in transformers, the colours that are stored there; with `qwen_vl_utils`, white behind RGBA.
@@ -134,7 +134,7 @@ class ModelConfig:
     #: the day that a chat template writes as today (`strftime_now`), so that lengths are the same tomorrow
     date: str = DEFAULT_DATE
     #: how a batch keeps samples of a pack apart; the model's YAML sets it
-    mask: AttentionMaskKind = AttentionMaskKind.positions
+    mask: Mask = Mask.positions
     #: the kind of position ids in a batch; the model's YAML sets it
     rope: Rope = Rope.none
     #: the class of the published processor; transformers' other classes are refused; None: any
@@ -178,7 +178,7 @@ class MediaConfig:
     #: pixels, for center_crop
     crop_height: int | None = None
     #: the colour behind transparent pixels
-    alpha: AlphaColour = AlphaColour.auto
+    alpha: Alpha = Alpha.auto
     #: what is done to videos: set by the group `media=NAME`, or `module:Class` of your own; default: no change
     video: str = "default"
     #: frames per second
@@ -202,7 +202,7 @@ class MediaConfig:
             raise PackError(f"media.fps={self.fps}: must be more than 0")
 
 
-class EmptyAnswerRule(str, Enum):
+class Empty(str, Enum):
     """What happens to an answer that says nothing: no text, thought, tool call or medium."""
 
     #: it is not trained, and a conversation of such answers alone is left out
@@ -219,7 +219,7 @@ class LabelSettings:
     #: thoughts: train them, or not, or not the empty ones; drop_history: those before the last question are left out
     think: Think = Think.train
     #: tool calls: train them, or not
-    tool_calls: ToolCallRule = ToolCallRule.train
+    tool_calls: ToolCalls = ToolCalls.train
     #: whether the token that ends a turn is trained
     end_of_turn: bool = True
     #: whether the text that the template writes after that token is trained: a newline, or the end of the whole text
@@ -230,7 +230,7 @@ class LabelSettings:
     #: thoughts of earlier answers, which many templates leave out, are counted
     template_drops: TemplateDrops = TemplateDrops.skip
     #: answers that say nothing: not trained, and left out where a conversation has no other (drop); or trained
-    empty: EmptyAnswerRule = EmptyAnswerRule.drop
+    empty: Empty = Empty.drop
     #: the token that is added and trained behind a conversation's last answer. auto: where the template writes no
     #: special token there, the one that the next turn would begin with; none: no token; TOKEN: this one
     final_end: str = FINAL_END_AUTO
@@ -255,7 +255,7 @@ class LabelSettings:
 
 
 #: `think`, `tool_calls`, `end_of_turn`, `after_turn` and `prompt_weight` where whole turns are trained
-_WHOLE_TURNS = (Think.train, ToolCallRule.train, True, False, 0.0)
+_WHOLE_TURNS = (Think.train, ToolCalls.train, True, False, 0.0)
 
 
 @dataclass
@@ -264,7 +264,7 @@ class LabelsConfig(LabelSettings):
 
     #: turns: a sample for each trained answer, with everything before it; pairs: for each question and its answer, with
     #: the media of the first question; none: conversations stay whole
-    expand: ConversationExpansion = ConversationExpansion.none
+    expand: Expand = Expand.none
     #: for turns: how many images such a sample keeps, the last ones (the last screenshots of an agent); None: all
     window_images: int | None = None
     #: for turns: the text in place of each older image that `window_images` leaves out
@@ -282,12 +282,12 @@ class LabelsConfig(LabelSettings):
     def check(self) -> None:
         """Raise PackError for a weight below 0, and for settings that contradict `expand`."""
         super().check()
-        if self.expand is ConversationExpansion.turns and self.prompt_weight:
+        if self.expand is Expand.turns and self.prompt_weight:
             raise PackError(
                 f"labels.prompt_weight={self.prompt_weight:g} and labels.expand=turns: a question would count once for"
                 " each answer after it"
             )
-        if self.window_images is not None and self.expand is not ConversationExpansion.turns:
+        if self.window_images is not None and self.expand is not Expand.turns:
             raise PackError(
                 f"labels.window_images={self.window_images} and labels.expand={self.expand.value}:"
                 " only labels.expand=turns has a window"

@@ -45,7 +45,7 @@ from energon_pack.templates.model_inputs import input_rules_of, tokens_of_foreig
 from energon_pack.templates.preparation import Preparation
 from energon_pack.templates.recorded_labels import recorded_labels
 from energon_pack.templates.sample import Rendered, Sample, Tokens, with_frame_lists_as_videos
-from energon_pack.templates.settings import EmptyAnswerRule, LabelSettings, Think, overridden_labels
+from energon_pack.templates.settings import Empty, LabelSettings, Think, overridden_labels
 from energon_pack.templates.tokens.added import AddedTokens
 from energon_pack.templates.tokens.tokenizing import Tokenizing
 
@@ -120,7 +120,7 @@ class Template(Preparation, Tokenizing):
             sample.options.token_range,
             [number for _, number in expansions],
             bool(dropped.others),
-            count_empty_answers(messages) if labels.empty is EmptyAnswerRule.drop else NO_EMPTY_ANSWERS,
+            count_empty_answers(messages) if labels.empty is Empty.drop else NO_EMPTY_ANSWERS,
             final_end,
             self.clip_frames(sample.media),
         )

@@ -13,16 +13,16 @@ from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import IMAGE
 from energon_pack.templates.full_processor import full_processor, model_classes_of
 from energon_pack.training.model_wrappers import configs_in
-from energon_pack.training.rope import ROPE_KINDS, ModelClassRope, RopeRule, rope_positions
+from energon_pack.training.rope import ROPE_KINDS, OwnRope, RopeRule, rope_positions
 
 _log = logging.getLogger(__name__)
 
 
-def model_class_rope_of(rules: InputRules) -> ModelClassRope:
+def model_class_rope_of(rules: InputRules) -> OwnRope:
     folder = Path(rules.folder)
     make = class_with_rope_rows(folder)
     try:
-        return ModelClassRope(make, small_config(make, rules))
+        return OwnRope(make, small_config(make, rules))
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, OSError) as error:
         raise ValueError(
             f"{make.__name__} of the processor in {folder} takes M-RoPE rows of its own, and can't be asked for them"
@@ -101,7 +101,7 @@ def _matching_kind(make: Any) -> str | None:
         for name, value in {"spatial_merge_size": _MERGE_SIZE, "tokens_per_second": _TOKENS_PER_SECOND}.items():
             if hasattr(config.vision_config, name):
                 setattr(config.vision_config, name, value)
-        ask = ModelClassRope(make, config).get_rope_index
+        ask = OwnRope(make, config).get_rope_index
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:  # its config lacks something
         _log.warning("%s can't be built to ask for its positions: %s", make.__name__, error)
         return None

@@ -25,7 +25,7 @@ from energon_pack.training.encoded import Encoded as Encoded
 from energon_pack.training.joining import join
 from energon_pack.training.media_inputs import MediaProcessor
 from energon_pack.training.processor_calls import TokenFunction, random_media
-from energon_pack.training.rope import ModelClassRope, RopeRowsError, RopeRule, rope_positions
+from energon_pack.training.rope import OwnRope, RopeRowsError, RopeRule, rope_positions
 
 _log = logging.getLogger(__name__)
 #: media inputs on which rows of M-RoPE depend
@@ -45,7 +45,7 @@ class UnreadableMember:
 class MemberEncoder:
     """Encodes members (the samples in packs) for one model."""
 
-    def __init__(self, rules: InputRules, rope: RopeRule | ModelClassRope | None = None):
+    def __init__(self, rules: InputRules, rope: RopeRule | OwnRope | None = None):
         self._rules, self._rope = rules, rope
         self.media_processor = MediaProcessor(rules)
 
@@ -116,7 +116,7 @@ class MemberEncoder:
         """Try a processor without tested rules with random media; check that the model class makes M-RoPE rows."""
         if self._rules.is_asked:
             self.media_processor.require_usable_kind()
-        if isinstance(self._rope, ModelClassRope):
+        if isinstance(self._rope, OwnRope):
             self._rope.refuse_unseen_media([member.tokens for member in self.probe_members()])
 
     def join_media_inputs(self, media: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -158,9 +158,7 @@ class MemberEncoder:
         joins = {name: rule for part in parts for name, rule in part.joins.items()}
         media = join([part.media for part in parts], joins)
         rows = {name: torch.as_tensor(make([ids.tolist()]))[0] for name, make in self.per_token_functions.items()}
-        for_rows = {
-            name: value for name, value in media.items() if isinstance(self._rope, ModelClassRope) or name in _GRIDS
-        }
+        for_rows = {name: value for name, value in media.items() if isinstance(self._rope, OwnRope) or name in _GRIDS}
         member = Member(ids, labels, types, self._rows(ids, types, for_rows), rows)
         return Encoded(" + ".join(part.sample_id for part in parts), member, media, joins=joins)
 
@@ -198,9 +196,7 @@ class MemberEncoder:
             raise ValueError("it shares tokens with the sample before it, and has a sound: packing.share=none")
         kinds = [medium.kind for medium in tokens.media]
         num_shared = bisect_left([*accumulate(len(medium.part_kinds) for medium in tokens.media)], first + 1)
-        is_whole = first > 0 and (
-            isinstance(self._rope, ModelClassRope) or not self.media_processor.can_split_calls(kinds)
-        )
+        is_whole = first > 0 and (isinstance(self._rope, OwnRope) or not self.media_processor.can_split_calls(kinds))
         added = prepared_media(self._rules, tokens.media[num_shared:], files[first:])
         if not first:
             return _Draft(member, tokens, added)
@@ -214,7 +210,7 @@ class MemberEncoder:
             if draft.all_media is not None and not self.media_processor.can_split_calls(draft.all_media.order):
                 self.media_processor.check_split_calls(draft.all_media, draft.added_media)
         added = [medium for draft in drafts for medium in draft.added_sizes]
-        if isinstance(self._rope, ModelClassRope):
+        if isinstance(self._rope, OwnRope):
             each = [self.media_processor([draft.added_media]) for draft in drafts]
             wholes = [None if draft.all_media is None else self.media_processor([draft.all_media]) for draft in drafts]
             media = self.join_media_inputs(each)
@@ -268,7 +264,7 @@ class MemberEncoder:
 
     def _rows(self, ids: Tensor, types: Tensor, media: dict[str, Tensor]) -> Any:
         """Return the M-RoPE rows [3, L] of one member; None: the model has none."""
-        if isinstance(self._rope, ModelClassRope):
+        if isinstance(self._rope, OwnRope):
             return self._rope(ids, types, media)
         return None if self._rope is None else rope_positions(self._rope, types, **media)
 

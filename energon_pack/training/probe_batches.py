@@ -28,7 +28,7 @@ from energon_pack.training.trial_inputs import (
 PAD_TAIL_LEN = 3
 
 
-def reversed_with_other_media(members: Sequence[Encoded]) -> list[Encoded]:
+def twins_of(members: Sequence[Encoded]) -> list[Encoded]:
     """Return the members in reverse order with other media, so that a mean over a batch's media can't hide a leak."""
     return [replace(member, media=_other_media(member)) if member.media else member for member in reversed(members)]
 
@@ -42,11 +42,7 @@ def _other_media(member: Encoded) -> dict[str, Tensor]:
 
 def twin_rows(members: Sequence[Encoded], mask: str) -> list[list[Encoded]]:
     """Put members in one row and their twins in a second; if the mask is `hybrid`, all in one row."""
-    return (
-        [[*members, *reversed_with_other_media(members)]]
-        if mask == "hybrid"
-        else [[*members], reversed_with_other_media(members)]
-    )
+    return [[*members, *twins_of(members)]] if mask == "hybrid" else [[*members], twins_of(members)]
 
 
 def probe_of_rows(model: Any, rows: Sequence[Sequence[Encoded]], mask: str) -> Probe:

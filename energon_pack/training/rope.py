@@ -109,7 +109,7 @@ class RopeRowsError(ValueError):
     """A model class can't make M-RoPE rows from its processor's outputs."""
 
 
-class ModelClassRope:
+class OwnRope:
     """Makes M-RoPE rows by a model class's own `get_rope_index`."""
 
     def __init__(self, make: Any, config: Any):
@@ -120,9 +120,9 @@ class ModelClassRope:
         self.get_rope_index = next(part for part in model.modules() if hasattr(part, "get_rope_index")).get_rope_index
         self._takes = frozenset(inspect.signature(self.get_rope_index).parameters)
 
-    def __reduce__(self) -> tuple[type["ModelClassRope"], tuple[Any, Any]]:
+    def __reduce__(self) -> tuple[type["OwnRope"], tuple[Any, Any]]:
         """Pickle only the class and the config; another process makes its own model."""
-        return ModelClassRope, (self._make, self._config)
+        return OwnRope, (self._make, self._config)
 
     def __call__(self, ids: Tensor, types: Tensor, media: Mapping[str, Tensor]) -> Tensor:
         """Return the M-RoPE rows [3, L] of one member."""

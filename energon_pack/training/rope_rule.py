@@ -5,13 +5,13 @@ from pathlib import Path
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import IMAGE
 from energon_pack.templates.folder import first_setting
-from energon_pack.training.rope import ROPE_KINDS, ModelClassRope, RopeRule
+from energon_pack.training.rope import ROPE_KINDS, OwnRope, RopeRule
 
 
 def rope_rule_of(
     stated: str | None, rules: InputRules, tokens_per_second: float | None = None, is_needed: bool = True
-) -> RopeRule | ModelClassRope | None:
-    """Return the `RopeRule` or `ModelClassRope` that makes a dataset's M-RoPE rows; None: its positions are plain.
+) -> RopeRule | OwnRope | None:
+    """Return the `RopeRule` or `OwnRope` that makes a dataset's M-RoPE rows; None: its positions are plain.
 
     Args:
         stated: `model.rope` of the dataset. If it is `none` or `auto`, the processor's models are asked instead.

@@ -16,16 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from megatron.energon.errors import FatalSampleError
 
-from energon_pack.config import (
-    AttentionMaskKind,
-    Format,
-    MediaIn,
-    ModelConfig,
-    OutputConfig,
-    Overlong,
-    PackConfig,
-    Stage,
-)
+from energon_pack.config import Format, Mask, MediaIn, ModelConfig, OutputConfig, Overlong, PackConfig, Stage
 from energon_pack.dataset.packing_template import load_template
 from energon_pack.errors import PackError
 from energon_pack.inspect.dataset import open_dataset
@@ -147,7 +138,7 @@ def test_what_is_heard_is_written(cache: Path, tmp_path: Path) -> None:
     need_torchvision()
     folder = processors.qwen2_5_omni(tmp_path / "processor")
     run = PackConfig(ModelConfig("auto", "auto", processor=str(folder)), cache_dir=str(cache))
-    run.model.mask, run.model.add_special_tokens = AttentionMaskKind.positions, None
+    run.model.mask, run.model.add_special_tokens = Mask.positions, None
     run.source.path, run.source.format = str(write_lines(tmp_path / "source", HEARD)), Format.jsonl
     run.output.dir, run.output.name, run.packing.max_token_len = str(tmp_path), "packed", 2048
     run.executor.num_workers, run.measure.verify = 1, 1.0

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from energon_pack import LazyPackedDataset, StreamingPackedDataset
-from energon_pack.config import ConversationExpansion, Flavor, LabelsConfig, Overlong, PackConfig
+from energon_pack.config import Expand, Flavor, LabelsConfig, Overlong, PackConfig
 from energon_pack.dataset.packing_template import load_template
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
@@ -86,7 +86,7 @@ def test_turns_train_each_answer_once_as_inference_sees_it(
 ) -> None:
     whole = config(talks, output__name="whole")
     figures = pack(whole)
-    run = config(talks, labels__expand=ConversationExpansion.turns)
+    run = config(talks, labels__expand=Expand.turns)
     expanded = pack(run)
     path = folder_of(run)
     found = members(path)
@@ -117,7 +117,7 @@ def test_turns_train_each_answer_once_as_inference_sees_it(
 
 
 def test_pairs_see_no_other_question(config: Make, talks: Path, demo: tuple[Path, Path]) -> None:
-    run = config(talks, labels__expand=ConversationExpansion.pairs)
+    run = config(talks, labels__expand=Expand.pairs)
     figures, path = pack(run), folder_of(run)
     found = members(path)
     assert {name: texts(messages) for name, (messages, _, _) in found.items()} == {
@@ -135,9 +135,7 @@ def test_pairs_see_no_other_question(config: Make, talks: Path, demo: tuple[Path
 
 
 def test_older_images_are_a_text_of_the_users_choice(config: Make, talks: Path) -> None:
-    run = config(
-        talks, labels__expand=ConversationExpansion.turns, labels__window_images=2, labels__window_text="(gone)"
-    )
+    run = config(talks, labels__expand=Expand.turns, labels__window_images=2, labels__window_text="(gone)")
     pack(run)
     found = members(folder_of(run))
     assert texts(found["quiz#2of3"][0]) == "Look. <image>\n<image>\nd (four) e five"
@@ -155,7 +153,7 @@ def test_thoughts_are_those_that_inference_would_see(config: Make, tmp_path: Pat
     ]
     source = write_tar(tmp_path / "source" / "0.tar", {"x.json": json.dumps({"messages": messages}).encode()}).parent
     thought = "{% if loop.last and m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
-    run = config(source, labels__expand=ConversationExpansion.turns, model__chat_template=written(thought))
+    run = config(source, labels__expand=Expand.turns, model__chat_template=written(thought))
     pack(run)
     loaded = load_template(folder_of(run), run.model.processor)
     texts_of = [loaded.render(Sample(messages, [])).text for messages, _, _ in members(folder_of(run)).values()]
@@ -165,7 +163,7 @@ def test_thoughts_are_those_that_inference_would_see(config: Make, tmp_path: Pat
 
 def test_what_cannot_be_expanded_is_left_out_by_name(config: Make, talks: Path) -> None:
     refusing = written("{% if m.loss_weight is defined %}{{ raise_exception('no weights') }}{% endif %}")
-    run = config(talks, labels__expand=ConversationExpansion.turns, max_skipped=1.0, model__chat_template=refusing)
+    run = config(talks, labels__expand=Expand.turns, max_skipped=1.0, model__chat_template=refusing)
     figures = pack(run)
     assert (figures["samples_packed"], figures["skipped_by_reason"]) == (2, {"processor_error": 2})
     ledger = json_lines(folder_of(run) / "skipped.jsonl")
@@ -179,7 +177,7 @@ def test_a_conversation_of_which_a_sample_is_too_long_is_left_out_whole(config: 
     words = "one two three four five " * 20
     members = {"long.json": chat("a", "one", "b", words, "c", words), "short.json": chat("a", "one", "b", "two")}
     source = write_tar(tmp_path / "source" / "0.tar", members).parent
-    run = config(source, labels__expand=ConversationExpansion.turns, packing__max_token_len=512)
+    run = config(source, labels__expand=Expand.turns, packing__max_token_len=512)
     for overlong in (Overlong.drop, Overlong.split_turns):
         run.packing.overlong, run.output.name = overlong, overlong.value
         figures = pack(run)
@@ -196,22 +194,20 @@ def test_a_conversation_of_which_a_sample_is_too_long_is_left_out_whole(config: 
 
 
 def test_a_flavour_without_weights_of_turns_has_pairs_alone(config: Make, talks: Path) -> None:
-    run = config(
-        talks, output__flavor=Flavor.packed_captioning, labels__expand=ConversationExpansion.turns, max_skipped=1.0
-    )
+    run = config(talks, output__flavor=Flavor.packed_captioning, labels__expand=Expand.turns, max_skipped=1.0)
     assert pack(run)["skipped_by_reason"] == {"not_in_flavor": 2}
     ledger = json_lines(folder_of(run) / "skipped.jsonl")
     assert all(
         "packed_captioning has no place for it: message 1 has loss_weight" in entry["detail"] for entry in ledger
     )
-    run.labels.expand, run.output.name = ConversationExpansion.pairs, "pairs"
+    run.labels.expand, run.output.name = Expand.pairs, "pairs"
     assert pack(run)["skipped_by_reason"] == {}
 
 
 def test_samples_of_a_conversation_share_its_split_and_its_epochs(config: Make, tmp_path: Path) -> None:
     talks = {f"{i:02d}.json": chat("a", f"one {i}", "b", f"two {i}") for i in range(20)}
     source = write_tar(tmp_path / "source" / "0.tar", talks).parent
-    run = config(source, labels__expand=ConversationExpansion.turns, packing__epochs=2)
+    run = config(source, labels__expand=Expand.turns, packing__epochs=2)
     run.output.splits.val = 0.3
     figures, path = pack(run), folder_of(run)
     wholes = {}
@@ -229,7 +225,7 @@ def test_nothing_of_it_is_in_a_template_or_in_what_stays_whole(config: Make, tal
     """Lengths are measured once, packs of `none` say nothing of it, and a loader can't expand again."""
     cache = str(tmp_path / "cache")
     whole = config(talks, output__name="whole", cache_dir=cache)
-    run = config(talks, labels__expand=ConversationExpansion.turns, cache_dir=cache)
+    run = config(talks, labels__expand=Expand.turns, cache_dir=cache)
     manifests = []
     for each in (whole, run):
         pack(each)
@@ -241,15 +237,13 @@ def test_nothing_of_it_is_in_a_template_or_in_what_stays_whole(config: Make, tal
 
 
 def test_packs_that_are_made_in_training_are_expanded_or_refuse(config: Make, talks: Path) -> None:
-    run = config(talks, labels__expand=ConversationExpansion.turns)
+    run = config(talks, labels__expand=Expand.turns)
     packs = LazyPackedDataset(run)
     ids = {member.sample_id for number in range(len(packs)) for member in packs.members(0, number)}
     assert {"0.tar/talk#2of3", "0.tar/quiz#3of3", "0.tar/one"} < ids
     assert len(ids) == 8
     with pytest.raises(PackError, match=r"expand=turns: only samples in files are expanded"):
-        LazyPackedDataset(
-            config(None, labels__expand=ConversationExpansion.turns, source__path=None), [{"messages": []}]
-        )
+        LazyPackedDataset(config(None, labels__expand=Expand.turns, source__path=None), [{"messages": []}])
     with pytest.raises(PackError, match=r"expand=turns: a stream takes samples as they come"):
         StreamingPackedDataset(run)
 
@@ -257,15 +251,9 @@ def test_packs_that_are_made_in_training_are_expanded_or_refuse(config: Make, ta
 @pytest.mark.parametrize(
     ("labels", "why"),
     [
-        (
-            LabelsConfig(expand=ConversationExpansion.turns, prompt_weight=0.1),
-            "a question would count once for each answer after it",
-        ),
+        (LabelsConfig(expand=Expand.turns, prompt_weight=0.1), "a question would count once for each answer after it"),
         (LabelsConfig(window_images=4), "only labels.expand=turns has a window"),
-        (
-            LabelsConfig(expand=ConversationExpansion.turns, window_images=4, window_text="<image>"),
-            "would stand for a medium again",
-        ),
+        (LabelsConfig(expand=Expand.turns, window_images=4, window_text="<image>"), "would stand for a medium again"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(labels: LabelsConfig, why: str) -> None:

@@ -20,7 +20,7 @@ from energon_pack.samples.settings import Columns, ReadSettings, SampleType
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.chat.labels import turn_weights
 from energon_pack.templates.recorded_labels import labels_without_new_defaults
-from energon_pack.templates.settings import ConversationExpansion, EmptyAnswerRule, LabelSettings, TrainOn, Untrained
+from energon_pack.templates.settings import Empty, Expand, LabelSettings, TrainOn, Untrained
 from support.packed import json_lines
 
 CALL = {"type": "function", "function": {"name": "f", "arguments": {}}}
@@ -130,7 +130,7 @@ TALK = talk("a", "", "c")["messages"]
     ("labels", "weights"),
     [
         (LabelSettings(), {1: 1.0, 5: 1.0}),
-        (LabelSettings(empty=EmptyAnswerRule.train), {1: 1.0, 3: 1.0, 5: 1.0}),
+        (LabelSettings(empty=Empty.train), {1: 1.0, 3: 1.0, 5: 1.0}),
         (LabelSettings(train_on=TrainOn.last), {5: 1.0}),
         (LabelSettings(prompt_weight=0.5), {1: 1.0, 3: 0.0, 5: 1.0}),  # its end does not count as a prompt either
     ],
@@ -144,12 +144,12 @@ def test_a_weight_of_its_own_trains_no_empty_answer(own: dict[str, Any]) -> None
     """Data sets write it on every turn."""
     messages = talk("a", "", **own)["messages"]
     assert [*turn_weights(messages, LabelSettings())] == [1]
-    assert [*turn_weights(messages, LabelSettings(empty=EmptyAnswerRule.train))] == [1, 3]
+    assert [*turn_weights(messages, LabelSettings(empty=Empty.train))] == [1, 3]
 
 
 def test_the_default_changes_no_key_of_a_cache_and_no_name_of_a_dataset(config: Callable[..., PackConfig]) -> None:
     assert "empty" not in labels_without_new_defaults(plain(LabelSettings()))
-    assert labels_without_new_defaults(plain(LabelSettings(empty=EmptyAnswerRule.train)))["empty"] == "train"
+    assert labels_without_new_defaults(plain(LabelSettings(empty=Empty.train)))["empty"] == "train"
     assert "empty" not in content_settings(plain(config(None)))["labels"]
 
 
@@ -182,7 +182,7 @@ def test_a_conversation_is_left_out_if_all_its_answers_are_empty(
 
 def test_a_setting_trains_them_all(config: Callable[..., PackConfig], source: str) -> None:
     dropped = pack(config(source, output__name="dropped"))
-    trained = pack(config(source, output__name="trained", labels__empty=EmptyAnswerRule.train))
+    trained = pack(config(source, output__name="trained", labels__empty=Empty.train))
     assert (dropped["samples_packed"], trained["samples_packed"]) == (3, 4)
     assert trained["samples_with_empty_answers"] == 0
     ends = 3  # an end token after each; and the white space of one
@@ -195,13 +195,13 @@ def test_what_trains_nothing_stays_out_though_untrained_samples_are_kept(
     assert pack(config(source, labels__untrained=Untrained.keep))["skipped_by_reason"] == {"empty_answer": 1}
 
 
-@pytest.mark.parametrize("how", [ConversationExpansion.turns, ConversationExpansion.pairs])
+@pytest.mark.parametrize("how", [Expand.turns, Expand.pairs])
 def test_an_empty_answer_makes_no_sample_of_its_own(
-    config: Callable[..., PackConfig], source: str, how: ConversationExpansion
+    config: Callable[..., PackConfig], source: str, how: Expand
 ) -> None:
     figures = pack(config(source, labels__expand=how))
     assert figures["skipped_by_reason"] == {"empty_answer": 1}
-    if how is ConversationExpansion.turns:  # two of `full`, two of `partly`, two of `own`
+    if how is Expand.turns:  # two of `full`, two of `partly`, two of `own`
         assert figures["expanded"]["samples"] == 6
         assert figures["samples_cut_off"] == 0
 

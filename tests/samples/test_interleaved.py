@@ -10,12 +10,12 @@ from energon_pack.config.naming import content_settings
 from energon_pack.samples.conversation import placed_record
 from energon_pack.samples.missing_pictures import find_document_pictures, is_document_with_named_pictures
 from energon_pack.samples.record import Record, parse_record
-from energon_pack.samples.settings import MissingPicturePolicy, ReadSettings, SampleType
+from energon_pack.samples.settings import MissingMedia, ReadSettings, SampleType
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.jsonl.dialects import RowSettings, parse_row
 
 AUTO = ReadSettings()
-REMOVE = ReadSettings(missing_media=MissingPicturePolicy.remove)
+REMOVE = ReadSettings(missing_media=MissingMedia.remove)
 TURNS = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
 
 
@@ -149,7 +149,7 @@ def test_a_picture_that_can_not_be_read_is_not_missing() -> None:
         raise Skip(Reason.UNREADABLE_MEDIA, "Permission denied")
 
     with pytest.raises(Skip, match=r"unreadable_media: Permission denied$"):
-        find_document_pictures(row(OBELICS, REMOVE), MissingPicturePolicy.remove, find)
+        find_document_pictures(row(OBELICS, REMOVE), MissingMedia.remove, find)
 
 
 def test_pictures_alone_are_no_document_once_they_are_gone() -> None:

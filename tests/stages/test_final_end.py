@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from energon_pack.config import ConversationExpansion, Format, ModelConfig, PackConfig
+from energon_pack.config import Expand, Format, ModelConfig, PackConfig
 from energon_pack.dataset.manifest import MANIFEST
 from energon_pack.dataset.packing_template import load_template
 from energon_pack.errors import PackError
@@ -55,7 +55,7 @@ def test_the_token_is_packed_and_nothing_of_before_is_taken_for_it(run: PackConf
 
 def test_each_sample_of_an_expanded_conversation_ends_with_it(run: PackConfig) -> None:
     """All that the whole conversation trains is trained once: so is the token that ends its first answer."""
-    run.labels.expand = ConversationExpansion.turns
+    run.labels.expand = Expand.turns
     [sample] = train(packed(run))
     assert sorted(sample.token_lens) == [5, 9]
     assert sample.num_supervised == [2, 2]

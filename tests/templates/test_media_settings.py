@@ -29,7 +29,7 @@ from energon_pack.templates.preparation import Preparation
 from energon_pack.templates.processor import load_saved_template, prepare_template
 from energon_pack.templates.processor_inputs import full_processor_ids
 from energon_pack.templates.sample import Sample
-from energon_pack.templates.settings import AlphaColour, MediaConfig
+from energon_pack.templates.settings import Alpha, MediaConfig
 from energon_pack.templates.template import Template
 from support.labels.media_meaning import frames_by, size_by
 from support.models import of_model
@@ -277,10 +277,10 @@ def preparation(**media: Any) -> Preparation:
     ("media", "rgba", "la", "paletted"),
     [
         ({}, (200, 0, 0), (9, 9, 9), (7, 8, 9)),  # as in transformers, the colours that are stored there
-        ({"alpha": AlphaColour.white}, (255, 255, 255), (255, 255, 255), (255, 255, 255)),
-        ({"alpha": AlphaColour.black}, (0, 0, 0), (0, 0, 0), (0, 0, 0)),
+        ({"alpha": Alpha.white}, (255, 255, 255), (255, 255, 255), (255, 255, 255)),
+        ({"alpha": Alpha.black}, (0, 0, 0), (0, 0, 0), (0, 0, 0)),
         ({"image": "qwen_vl_utils"}, (255, 255, 255), (9, 9, 9), (7, 8, 9)),  # as in that package, RGBA alone
-        ({"image": "qwen_vl_utils", "alpha": AlphaColour.black}, (0, 0, 0), (0, 0, 0), (0, 0, 0)),
+        ({"image": "qwen_vl_utils", "alpha": Alpha.black}, (0, 0, 0), (0, 0, 0), (0, 0, 0)),
     ],
 )
 def test_what_is_behind_transparent_pixels(media: dict[str, Any], rgba: Any, la: Any, paletted: Any) -> None:
@@ -301,9 +301,7 @@ def test_what_is_behind_transparent_pixels(media: dict[str, Any], rgba: Any, la:
 
 def test_packs_of_two_backgrounds_are_not_one_dataset(template: Template) -> None:
     """Their lengths are equal; mixed in one training, one of them would get the other's pixels."""
-    white = Template(
-        replace(template.spec, media=MediaConfig(alpha=AlphaColour.white)), template.rules, template.tokenizer
-    )
+    white = Template(replace(template.spec, media=MediaConfig(alpha=Alpha.white)), template.rules, template.tokenizer)
     assert white.fingerprint != template.fingerprint
 
 

@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import errors
 from omegaconf import OmegaConf
 
-from energon_pack.config import AttentionMaskKind, ModelConfig, Rope
+from energon_pack.config import Mask, ModelConfig, Rope
 from energon_pack.errors import PackError
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, VIDEO
 from energon_pack.sources.storage import resolve_source_entry
@@ -61,7 +61,7 @@ def test_each_yaml_is_a_model(name: str) -> None:
     assert isinstance(merged, dict)
     assert merged["name"] == name
     assert merged["template"] in (*FAMILIES, AUTO)
-    assert merged["mask"] in AttentionMaskKind.__members__
+    assert merged["mask"] in Mask.__members__
     assert merged["rope"] in Rope.__members__
     assert not merged["trust_remote_code"], "whose code is run, a user says"
     assert node["hub_id"] is None or re.fullmatch(r"[\w.-]+/[\w.-]+", node["hub_id"])

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from energon_pack.config import Format, FrameListsAs, Rope
+from energon_pack.config import Format, Frames, Rope
 from energon_pack.loading.task_encoder import PackedTaskEncoder
 from energon_pack.unpack import unpack
 from support.alone import demo_model, members_of
@@ -123,11 +123,7 @@ def test_unpacked_and_packed_again(dataset: Path, demo: tuple[Path, Path], cache
 
 def test_frames_may_stay_images(source: Path, demo: tuple[Path, Path], cache: Path, tmp_path: Path) -> None:
     """`source.frames=images`: five images and what stands around them, for one video."""
-    settings: dict[str, Any] = {
-        "source__format": Format.jsonl,
-        "source__frames": FrameListsAs.images,
-        "max_skipped": 0.5,
-    }
+    settings: dict[str, Any] = {"source__format": Format.jsonl, "source__frames": Frames.images, "max_skipped": 0.5}
     dataset = packed(demo_config(demo, cache, tmp_path, source, **settings))
     rows = {row["key"]: row for row in pq.read_table(dataset / "pack_plan.parquet").to_pylist()}
     assert rows["6"]["num_visual_tokens"] == 5 * 6

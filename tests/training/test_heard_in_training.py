@@ -17,7 +17,7 @@ from energon_pack.training.media_inputs import MediaProcessor
 from energon_pack.training.member_encoder import Encoded, MemberEncoder
 from energon_pack.training.processor_calls import MediaProcessorCaller, _random_medium
 from energon_pack.training.proof import try_masks
-from energon_pack.training.rope import ModelClassRope
+from energon_pack.training.rope import OwnRope
 from energon_pack.training.rope_rule import rope_rule_of
 from support import omni, processors
 from support.models import of_model
@@ -57,7 +57,7 @@ def config_of(name: str, template: Template) -> Any:
 
 def members_of(template: Template) -> list[Encoded]:
     rope = rope_rule_of("auto", template.input_rules)
-    assert isinstance(rope, ModelClassRope)
+    assert isinstance(rope, OwnRope)
     return MemberEncoder(template.input_rules, rope).probe_members()
 
 

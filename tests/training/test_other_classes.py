@@ -19,7 +19,7 @@ from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset
 from PIL import Image
 from torch.nn.functional import cross_entropy
 
-from energon_pack.config import AttentionMaskKind, GroupBy, ModelConfig, PackConfig, Rope
+from energon_pack.config import GroupBy, Mask, ModelConfig, PackConfig, Rope
 from energon_pack.dataset.packing_template import load_template
 from energon_pack.loading.task_encoder import PackedTaskEncoder, inputs_of
 from energon_pack.pack import pack
@@ -233,9 +233,7 @@ def check(one: Class, make: Any, folder: Path) -> None:
     pytest.importorskip(one.needs, reason=f"{one.needs} makes the features of {make.__name__}")
     processor = one.write(folder / "processor")
     model_config = ModelConfig("auto", "auto", processor=str(processor), trust_remote_code=one.runs_code)
-    config = PackConfig(
-        model=replace(model_config, mask=AttentionMaskKind.positions, rope=Rope.auto, add_special_tokens=None)
-    )
+    config = PackConfig(model=replace(model_config, mask=Mask.positions, rope=Rope.auto, add_special_tokens=None))
     config.source.path = str(write_source(folder / "source", one))
     config.output.dir, config.output.name, config.cache_dir = str(folder), "packed", str(folder / "cache")
     config.packing.max_token_len, config.packing.group_by = 2000, GroupBy.none if one.mixes else GroupBy.media

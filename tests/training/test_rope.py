@@ -29,7 +29,7 @@ from energon_pack.training.guards import guard
 from energon_pack.training.layout import Member, RowForm, neat
 from energon_pack.training.megatron_layouts import thd
 from energon_pack.training.member_encoder import MemberEncoder
-from energon_pack.training.rope import ModelClassRope, RopeRowsError, RopeRule, rope_positions
+from energon_pack.training.rope import OwnRope, RopeRowsError, RopeRule, rope_positions
 from energon_pack.training.rope_rule import rope_rule_of
 from energon_pack.training.shrunk_config import shrink
 from support.models import of_model
@@ -190,7 +190,7 @@ def test_rows_and_types_are_what_the_model_alone_makes(dummies: Folders, name: s
     assert torch.equal(member.tokens.types, plain["mm_token_type_ids"][0])
     assert {*member.tokens.types.tolist()} == {0, 1, 2}
     (make, *_) = model_classes_of(Path(template.spec.processor.folder))
-    assert rope == RopeRule("qwen3_vl", 2) if name == "Glm4v" else isinstance(rope, ModelClassRope)
+    assert rope == RopeRule("qwen3_vl", 2) if name == "Glm4v" else isinstance(rope, OwnRope)
     with torch.device("meta"):
         model = make._from_config(small_config(make, template.input_rules))
     ask = next(part for part in model.modules() if hasattr(part, "get_rope_index")).get_rope_index
@@ -275,7 +275,7 @@ def test_rows_for_which_there_is_no_room_are_an_error_at_start() -> None:
     """HunYuan-VL has four."""
     rotary = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [16] * 4}
     config = tf.HunYuanVLConfig(text_config={"rope_parameters": rotary, "head_dim": 128})
-    rope = ModelClassRope(tf.HunYuanVLForConditionalGeneration, shrink(config))
+    rope = OwnRope(tf.HunYuanVLForConditionalGeneration, shrink(config))
     types = torch.tensor([0, 1, 1, 1, 1, 1, 1, 0])  # a row ends with a token of its own
     with pytest.raises(ValueError, match="HunYuanVLForConditionalGeneration has 4 rows of positions"):
         rope(types, types, {"image_grid_thw": torch.tensor([[1, 4, 4]])})

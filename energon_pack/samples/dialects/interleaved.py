@@ -14,7 +14,7 @@ from energon_pack.samples.dialects.pictures import REMOVE_ADVICE, media_name_in
 from energon_pack.samples.documents import DOCUMENT, with_joined_texts
 from energon_pack.samples.media.kinds import IMAGE
 from energon_pack.samples.sample import Message
-from energon_pack.samples.settings import MissingPicturePolicy, ReadSettings, SampleType
+from energon_pack.samples.settings import MissingMedia, ReadSettings, SampleType
 from energon_pack.samples.skip import Reason, Skip
 
 #: by the field of the texts, the field of the pictures
@@ -48,7 +48,7 @@ def with_document_as_messages(value: dict[str, Any], settings: ReadSettings) -> 
     if listed == [] and field == "texts":  # a place without a text has lost its picture
         pictures = [None] * len(texts)
     parts = [*with_joined_texts((_by_place if field == "texts" else _by_sentence)(texts, pictures))]
-    if settings.missing_media is MissingPicturePolicy.skip and any(part.get(IMAGE.kind) == "" for part in parts):
+    if settings.missing_media is MissingMedia.skip and any(part.get(IMAGE.kind) == "" for part in parts):
         raise Skip(Reason.MISSING_MEDIA, f"a place of {field} has no text, and no picture either; {REMOVE_ADVICE}")
     rest = {key: item for key, item in value.items() if key not in ("messages", field, INTERLEAVED_FIELDS[field])}
     return {messages_key or "messages": [{"role": DOCUMENT, "content": parts}], **rest}

@@ -19,7 +19,7 @@ from energon_pack.samples.missing_pictures import is_document_with_named_picture
 from energon_pack.samples.placeholders import flat_content, num_text_placeholders
 from energon_pack.samples.record import Record, parse_rewritten_record
 from energon_pack.samples.sample import Message
-from energon_pack.samples.settings import FrameListsAs, ReadSettings
+from energon_pack.samples.settings import Frames, ReadSettings
 from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
 
 _PATH_KEYS = ("path", "url", *PART_TYPES)  # keys with the path, in an entry that is an object
@@ -88,7 +88,7 @@ def parse_row(value: Any, rows: RowSettings, settings: ReadSettings) -> Record:
         return record
     _refuse_unlisted_media(record, [path for medium in listed for path in medium.paths])
     record.messages, placed = _with_images_for_frames(record.messages, listed)
-    if settings.frames is FrameListsAs.video and not any(record.fields.get("patch_positions") or ()):
+    if settings.frames is Frames.video and not any(record.fields.get("patch_positions") or ()):
         _note_frame_lists(record, placed)
     if placed != listed and any(record.fields.get("patch_positions") or ()):
         raise Skip(Reason.PLACEHOLDER_MISMATCH, "patch_positions, and frames and images in another order in the text")

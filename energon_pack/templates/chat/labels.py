@@ -22,7 +22,7 @@ from energon_pack.samples.weights import (
 )
 from energon_pack.templates.chat.renderer import last_question
 from energon_pack.templates.chat.turns import SpecialTokens, TurnForm
-from energon_pack.templates.settings import EmptyAnswerRule, LabelSettings, Think, TrainOn
+from energon_pack.templates.settings import Empty, LabelSettings, Think, TrainOn
 
 Range = tuple[int, int]
 
@@ -79,7 +79,7 @@ def turn_weights(messages: Sequence[Message], labels: LabelSettings) -> dict[int
 
     With `labels.prompt_weight`, also turns to which the sample itself gives weight 0, and empty answers.
     """
-    if labels.empty is EmptyAnswerRule.drop:
+    if labels.empty is Empty.drop:
         messages = with_empty_answers_untrained(messages)
     train_on, with_zeros = labels.train_on, labels.prompt_weight > 0
     answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]

@@ -41,14 +41,7 @@ from energon_pack.templates.chat.text_marks import (
     with_numbered_texts,
 )
 from energon_pack.templates.chat.turns import Span, SpecialTokens, TurnForm, mark_spans, shared_beginning
-from energon_pack.templates.settings import (
-    DEFAULT_DATE,
-    FINAL_END_AUTO,
-    LabelSettings,
-    TemplateDrops,
-    Think,
-    ToolCallRule,
-)
+from energon_pack.templates.settings import DEFAULT_DATE, FINAL_END_AUTO, LabelSettings, TemplateDrops, Think, ToolCalls
 
 _MAX_SHAPES = 10_000
 _MAX_VARIANTS = 100
@@ -123,7 +116,7 @@ class ChatTemplate:
         if _holds_noncharacters(plain):
             raise Skip(Reason.BAD_MESSAGE, "the text holds one of the noncharacters U+FDD0 to U+FDEF")
         parts = part_weights_by_message(messages, labels.train_on)
-        spans = self._find_spans(plain, messages, tools, weights, labels.tool_calls is ToolCallRule.train, parts)
+        spans = self._find_spans(plain, messages, tools, weights, labels.tool_calls is ToolCalls.train, parts)
         with_thoughts = labels.think is not Think.mask
         dropped = self._word_check.dropped(messages, plain, _ranges_of_messages(spans), with_thoughts)
         if dropped.others and labels.template_drops is TemplateDrops.skip:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from energon_pack.errors import PackError
 from energon_pack.samples.conversation import placed_record
 from energon_pack.samples.record import Record
-from energon_pack.samples.settings import FrameListsAs, ReadSettings
+from energon_pack.samples.settings import Frames, ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.find import shard_of_file
 from energon_pack.sources.jsonl.dialects import RowSettings, parse_row
@@ -221,7 +221,7 @@ def test_a_list_of_frames_is_one_video() -> None:
     assert parse({**frames, "sample_fps": 4})[2]["media_settings"][1] == {"list_of_frames": 2, "sample_fps": 4}
     said = parse({**frames, "media_settings": [{"max_pixels": 9}, {"max_pixels": 8}]})[2]["media_settings"]
     assert said == [{"max_pixels": 9}, {"list_of_frames": 2, "max_pixels": 8}, None]
-    images = parse_row(frames, RowSettings(""), ReadSettings(frames=FrameListsAs.images))
+    images = parse_row(frames, RowSettings(""), ReadSettings(frames=Frames.images))
     assert (images.listed_media, images.fields) == (listed, {})
 
 

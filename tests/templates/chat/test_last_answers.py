@@ -13,7 +13,7 @@ from energon_pack.samples.member import SampleOptions
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.processor import build_uncached_template
 from energon_pack.templates.sample import Sample
-from energon_pack.templates.settings import LabelSettings, ModelConfig, TemplateSettings, Think, ToolCallRule, TrainOn
+from energon_pack.templates.settings import LabelSettings, ModelConfig, TemplateSettings, Think, ToolCalls, TrainOn
 from energon_pack.templates.template import Template
 from support.processors import write_tokenizer
 
@@ -112,9 +112,9 @@ def test_the_token_has_the_weight_of_its_answer(folder: Path) -> None:
 
 
 def test_a_call_that_is_not_trained_ends_with_a_trained_token(folder: Path) -> None:
-    template = template_of(folder, GLM, tool_calls=ToolCallRule.mask)
+    template = template_of(folder, GLM, tool_calls=ToolCalls.mask)
     assert shown(template, Q, CALLS) == '«a»<call>tide{"at": "Hull"}«<|observation|>»'
-    weighted = template_of(folder, GLM, tool_calls=ToolCallRule.mask, prompt_weight=0.5)
+    weighted = template_of(folder, GLM, tool_calls=ToolCalls.mask, prompt_weight=0.5)
     assert [*weighted.render(Sample([Q, CALLS], [])).weights] == [0.5, 1.0, 1.0]
 
 

@@ -19,7 +19,7 @@ from energon_pack.samples.skip import Skip
 from energon_pack.templates.chat.labels import TrainedSpan
 from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.turns import CLOSE, OPEN
-from energon_pack.templates.settings import LabelSettings, Think, ToolCallRule, TrainOn
+from energon_pack.templates.settings import LabelSettings, Think, ToolCalls, TrainOn
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|calls|>", "<|call|>", "<|end|>", "<|ended|>", "<|say|>"]
 QWEN3 = (
@@ -137,7 +137,7 @@ def test_settings_of_labels_see_the_whole_turn() -> None:
     assert spans(QWEN3, *turns) == [
         (0.5, "<think>\nA"), (1, "\nB\n</think>\n\n"), (0.5, "I look."), (1, f"{CALL}<|im_end|>")
     ]  # fmt: skip
-    assert spans(QWEN3, *turns, labels=LabelSettings(tool_calls=ToolCallRule.mask))[2:] == [
+    assert spans(QWEN3, *turns, labels=LabelSettings(tool_calls=ToolCalls.mask))[2:] == [
         (0.5, "I look."),
         (1, "<|im_end|>"),
     ]
@@ -172,7 +172,7 @@ def test_a_template_that_does_not_show_the_parts_is_refused() -> None:
     with pytest.raises(Skip, match="processor_error: the chat template changes message 1, whose parts have weights"):
         spans(STRIPS, said(), call(**UNTRAINED))
     with pytest.raises(Skip, match="processor_error: the chat template changes message 1"):  # its calls were trained
-        spans(STRIPS, said(), call(), labels=LabelSettings(tool_calls=ToolCallRule.mask))
+        spans(STRIPS, said(), call(), labels=LabelSettings(tool_calls=ToolCalls.mask))
 
 
 @pytest.mark.parametrize(

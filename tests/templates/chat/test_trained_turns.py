@@ -10,7 +10,7 @@ import pytest
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.turns import CLOSE, OPEN
-from energon_pack.templates.settings import LabelsConfig, ToolCallRule, TrainOn
+from energon_pack.templates.settings import LabelsConfig, ToolCalls, TrainOn
 
 SPECIAL = [
     *("<|im_start|>", "<|im_end|>", "<|user|>", "<|assistant|>", "<|observation|>", "<|turn>", "<turn|>"),
@@ -223,7 +223,7 @@ def test_a_weight_that_is_none_costs_the_sample(weight: Any) -> None:
 
 
 def test_calls_that_are_not_trained() -> None:
-    labels = LabelsConfig(tool_calls=ToolCallRule.mask)
+    labels = LabelsConfig(tool_calls=ToolCalls.mask)
     assert trained(CHATML, with_tool(), labels) == ["<|im_end|>", "It is 20.<|im_end|>"]
     messages = with_tool(content="I look.", reasoning_content="Hm.")
     assert trained(CHATML, messages, labels)[:2] == ["<think>\nHm.\n</think>\n\nI look.", "<|im_end|>"]
@@ -240,7 +240,7 @@ def test_calls_that_are_not_trained_are_looked_for_once_a_pattern(monkeypatch: p
         return render(messages, *args, **more)
 
     monkeypatch.setattr(template._spans, "_render", counting)
-    marked, weights, _ = template.render_marked(with_tool() * 40, None, LabelsConfig(tool_calls=ToolCallRule.mask))
+    marked, weights, _ = template.render_marked(with_tool() * 40, None, LabelsConfig(tool_calls=ToolCalls.mask))
     assert len(rendered) < 10
     assert len(weights) == 80
     pieces = [piece.partition(CLOSE)[0] for piece in marked.split(OPEN)[1:]]
