@@ -85,7 +85,7 @@ def test_a_class_that_is_counted_wrong_is_not_in_the_table_as_exact(
         monkeypatch.setattr(template.rules, "expand_all", wrong)
         return template, MediaRulesChoice("shapes")
 
-    monkeypatch.setattr(processors, "choose_template", one_token_more)
+    monkeypatch.setattr(processors, "build_with_best_rules", one_token_more)
     row = row_of(processors, "Qwen2VLProcessor")
     assert row["difference"].startswith("of ")
     assert row["difference"].count("tokens") == 2
