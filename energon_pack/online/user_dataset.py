@@ -21,7 +21,7 @@ from energon_pack.samples.conversation import ReadSample, placed_record
 from energon_pack.samples.dialects.pictures import refuse_url
 from energon_pack.samples.hints import without_useless_hint
 from energon_pack.samples.lost_media import is_empty_listing
-from energon_pack.samples.media.image_probe import medium_of
+from energon_pack.samples.media.image_probe import medium_of, unreadable_image
 from energon_pack.samples.media.kinds import KINDS, MEDIA_KEYS
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe
@@ -265,4 +265,9 @@ def _may_hold_media(value: Any) -> bool:
 
 
 def _probed_medium(medium: bytes | Image.Image) -> Media:
-    return probe(io.BytesIO(medium)) if isinstance(medium, bytes) else medium_of(medium)
+    if isinstance(medium, bytes):
+        return probe(io.BytesIO(medium))
+    try:
+        return medium_of(medium)
+    except Exception as error:  # Pillow's readers raise anything
+        raise unreadable_image(error) from None

@@ -24,9 +24,9 @@ def picture(size: tuple[int, int] = (40, 30)) -> Image.Image:
     return Image.new("RGB", size, "red")
 
 
-def data(image: Image.Image, **settings: Any) -> bytes:
+def data(image: Image.Image, format: str = "JPEG", **settings: Any) -> bytes:
     file = io.BytesIO()
-    image.save(file, "JPEG", **settings)
+    image.save(file, format, **settings)
     return file.getvalue()
 
 
@@ -80,11 +80,15 @@ def test_media_come_in_any_form(tmp_path: Path) -> None:
     assert "images" in forms[0]  # what is a user's stays as it is
 
 
-def test_an_image_on_its_side_is_turned_before_it_is_counted() -> None:
-    """Tiles of 30 × 40 are others than of 40 × 30: Pillow's image and bytes have to come to the same."""
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "TIFF"])
+def test_an_image_on_its_side_is_turned_before_it_is_counted(format: str) -> None:
+    """Tiles of 30 × 40 are others than of 40 × 30: Pillow's image and bytes have to come to the same.
+
+    Pillow turns a TIFF itself: it was measured as turned twice, and training ended there.
+    """
     exif = Image.Exif()
     exif[0x0112] = 6
-    stored = data(picture(), exif=exif.tobytes())
+    stored = data(picture(), format, exif=exif.tobytes())
     source = given(
         {"messages": TURNS, "images": [stored]}, {"messages": TURNS, "images": [Image.open(io.BytesIO(stored))]}
     )
@@ -94,6 +98,14 @@ def test_an_image_on_its_side_is_turned_before_it_is_counted() -> None:
             source.sample_for_measuring(number).media[0].height,
         ) == (30, 40)
         assert source.member(number).images[0].size == (30, 40)
+
+
+def test_a_tiff_that_is_cut_costs_its_sample() -> None:
+    """Its size is known only when it is decoded, and what Pillow then raises would end the run."""
+    stored = data(picture((400, 300)), "TIFF")
+    cut = io.BytesIO(stored[: len(stored) // 2])
+    with pytest.raises(Skip, match="unreadable_media: not a readable image"):
+        given({"messages": TURNS, "images": [Image.open(cut)]}).read(0)
 
 
 @pytest.mark.parametrize(

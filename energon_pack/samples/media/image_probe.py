@@ -36,14 +36,24 @@ def probe_image(file: BinaryIO) -> Media:
     except UnidentifiedImageError:
         raise
     except Exception as error:  # damaged bytes make Pillow's plugins raise anything, and each costs only its sample
-        raise Skip(Reason.UNREADABLE_MEDIA, f"not a readable image: {str(error) or type(error).__name__}") from None
+        raise unreadable_image(error) from None
     if not (medium.width and medium.height):
         raise Skip(Reason.UNREADABLE_MEDIA, f"an image of {medium.width}×{medium.height} pixels")
     return medium
 
 
+def unreadable_image(error: Exception) -> Skip:
+    """Return the Skip of an image at which Pillow raises `error`."""
+    return Skip(Reason.UNREADABLE_MEDIA, f"not a readable image: {str(error) or type(error).__name__}")
+
+
 def medium_of(image: Image.Image, png_chunks: list[bytes] | None = None) -> Media:
-    """Return the size, extension and mode of an open image by its header; `png_chunks`: as for `orientation`."""
+    """Return the size, extension and mode of an open image by its header; `png_chunks`: as for `orientation`.
+
+    A TIFF is decoded, too, and may raise what Pillow raises: Pillow turns it then, and no header says whether it has.
+    """
+    if image.format == "TIFF":
+        image.load()
     is_turned = orientation(image, png_chunks) >= 5
     width, height = image.size[::-1] if is_turned else image.size
     mode = image.mode if image.mode.startswith(("I", "F")) else ""

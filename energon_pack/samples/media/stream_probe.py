@@ -4,23 +4,27 @@ Only a WAV of integers is counted by its header. A WAV, an AIFF or an MP3 that l
 their headers say what is missing.
 """
 
+import math
 import os
+import re
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import chain, islice
-from typing import Any, BinaryIO
+from fractions import Fraction
+from itertools import chain, islice, pairwise
+from typing import Any, BinaryIO, NamedTuple
 
 from energon_pack.run.expansion_bounds import bounded
 from energon_pack.samples.media.medium import SOUND_EXTENSION_OF, Media, MediaFormat
 from energon_pack.samples.media.streams import (
-    count_frames_by_decoding,
+    decode_times,
     decoded_pieces,
     errors_as_skip,
     is_cover,
     may_turn_pictures,
     opened_container,
     shown_stream,
+    times_of_frames,
     upright_picture,
 )
 from energon_pack.samples.skip import Reason, Skip
@@ -30,9 +34,17 @@ _VP8_IS_SHOWN = 0x10  # in the first byte of a frame
 _MAX_DROPPED_BYTES = 16  # of a frame of MPEG-4 that repeats the last one
 #: how much memory reading a header may take: bytes, and times the bytes of the file
 _MIN_MEMORY_BYTES, _MEMORY_PER_BYTE = 1 << 30, 16
+_CLOCK_MAY_JUMP = 0x200  # FFmpeg's AVFMT_TS_DISCONT, of MPEG's streams
+_MAX_STEP = 10  # seconds between two frames there: `-dts_delta_threshold` of ffmpeg
 _ROUNDING = 0.01  # fraction of a frame that counts as a rounding error
 _MAX_SECONDS = 4 * 3600  # seconds: a longer sound, decoded, would fill the memory, and no model hears so much
 _MAX_CHUNKS = 1000
+_MAX_BYTES_BEFORE_FRAME = 4096  # between the tags of an MP3 and its first frame
+#: the first frame of an MP3 that holds the number of frames, as Xing (with the flag for it) or Fraunhofer writes it
+_FRAME_COUNT = re.compile(
+    rb"\xff[\xe2\xe3\xf2\xf3\xfa\xfb]..(?:(?:.{9}|.{17}|.{32})(?:Xing|Info)...[\1\3\5\7\x09\x0b\x0d\x0f]|.{32}VBRI)",
+    re.DOTALL,
+)
 #: sizes of data that programs write before they know its end, and into a pipe never correct; 0 is another
 _UNKNOWN_SIZES = tuple(range(most - 64, most + 1) for most in (0x7F000024, 0x7FFFF000, 0x80000000, 0xFFFFFFFF))
 _CHUNKS_WITHOUT_SAMPLES = (b"LIST", b"id3 ", b"fact", b"cue ", b"bext")  # chunks that FFmpeg decodes behind empty data
@@ -55,8 +67,9 @@ def probe_sound_length(file: BinaryIO, container: MediaFormat) -> tuple[int, int
         raise _cut_short_skip("its last part is missing")
     if container.extension in ("wav", "aiff") and (counted := _length_from_header(file, container.extension == "wav")):
         return checked_sound_length(*counted)
+    is_promised = container.extension != "mp3" or _has_frame_count(file)
     with _opened(file, "sound") as opened_file:
-        return decoded_length(opened_file)
+        return decoded_length(opened_file, is_promised)
 
 
 def probe_sound_length_of_video(file: BinaryIO) -> tuple[int, int] | None:
@@ -65,8 +78,23 @@ def probe_sound_length_of_video(file: BinaryIO) -> tuple[int, int] | None:
         return decoded_length(container) if container.streams.audio else None
 
 
-def decoded_length(container: Any) -> tuple[int, int]:
-    """Decode the sound of a file that PyAV has opened; return its number of samples, and its samples a second."""
+def _has_frame_count(file: BinaryIO) -> bool:
+    """Tell whether an MP3 says how many frames it has; where it does not, FFmpeg guesses by the file's bytes."""
+    position, head = 0, b""
+    for _ in range(_MAX_CHUNKS):
+        file.seek(position)
+        head = file.read(_MAX_BYTES_BEFORE_FRAME)
+        if not head.startswith(b"ID3"):
+            break
+        position += 10 + sum(byte << shift for byte, shift in zip(head[6:10], (21, 14, 7, 0), strict=False))
+    return _FRAME_COUNT.search(head) is not None
+
+
+def decoded_length(container: Any, is_promised: bool = True) -> tuple[int, int]:
+    """Decode the sound of a file that PyAV has opened; return its number of samples, and its samples a second.
+
+    `is_promised`: whether an MP3 or a FLAC with fewer samples than FFmpeg expects is cut short. Raises Skip.
+    """
     num_samples = rate = 0
     with errors_as_skip("sound"):
         for piece, rate in decoded_pieces(container):
@@ -76,7 +104,7 @@ def decoded_length(container: Any) -> tuple[int, int]:
         checked_sound_length(num_samples, rate)
         stream = container.streams.best("audio")
         promised = round((stream.duration or 0) * stream.time_base * rate)
-        if container.format.name in ("mp3", "flac") and num_samples < promised - 1:
+        if is_promised and container.format.name in ("mp3", "flac") and num_samples < promised - 1:
             raise _cut_short_skip(f"its header promises {promised:,} samples, {num_samples:,} are there")
     return num_samples, rate
 
@@ -149,12 +177,17 @@ def probe_video_or_sound(file: BinaryIO, container_format: MediaFormat) -> Media
             num_samples, hertz = decoded_length(container)
             return Media("audio", extension=SOUND_EXTENSION_OF[extension], num_samples=num_samples, rate=hertz)
         stream = shown_stream(container)
-        counted = _num_shown(container, stream)
+        shown = _shown_frames(container, stream)
         rate = stream.average_rate or stream.guessed_rate
         width, height = stream.codec_context.width, stream.codec_context.height
-        format_name = container.format.name
-    with errors_as_skip("video"):
-        num_frames = count_frames_by_decoding(file) if counted is None else counted
+        format_name, max_step = container.format.name, _max_step(container)
+    if shown is None:
+        with errors_as_skip("video"):
+            times = decode_times(file)
+            shown = _Shown(len(times), _seconds(times, times, max_step))
+    num_frames = shown.num_frames
+    if not format_name.startswith("mov"):  # the tables of an mp4 list how long each frame is shown
+        rate = _checked_rate(rate, shown)
     if not (width and height and num_frames and rate):
         raise Skip(
             Reason.UNREADABLE_MEDIA, f"a video of {num_frames} frames of {width}×{height} pixels, {rate} a second"
@@ -165,40 +198,86 @@ def probe_video_or_sound(file: BinaryIO, container_format: MediaFormat) -> Media
     return Media("video", width, height, extension, num_frames, float(rate))
 
 
-def _num_shown(container: Any, stream: Any) -> int | None:
+class _Shown(NamedTuple):
+    """The frames of a video that a player shows."""
+
+    num_frames: int
+    seconds: float = math.nan  # from the first frame to the last; NaN: unknown
+
+
+def _checked_rate(rate: Fraction | None, shown: _Shown) -> Fraction | float | None:
+    """Return the frames a second that a header says, or those that the times of the frames say, if these differ.
+
+    Headers name the rate of a camera or FFmpeg's guess from the first frames, and the rate may change later. The last
+    frame then has its own time as (num_frames - 1) / rate; how long it is shown, these containers do not say.
+    """
+    steps = shown.num_frames - 1
+    if not (steps > 0 and shown.seconds > 0) or (rate and abs(shown.seconds * rate - steps) <= 1):
+        return rate
+    return steps / shown.seconds
+
+
+def _max_step(container: Any) -> float:
+    """Return the most seconds between two frames; more is a jump of the clock, as `ffmpeg` sees it."""
+    return _MAX_STEP if container.format.flags & _CLOCK_MAY_JUMP else math.inf
+
+
+def _seconds(times: list[float], order: list[float], max_step: float) -> float:
+    """Return the seconds from the least to the greatest of `times`; NaN: one is missing, or the clock jumps.
+
+    `order`: times that ascend, by at most `max_step`, unless the clock jumps.
+    """
+    is_steady = all(0 <= after - before <= max_step for before, after in pairwise(order))
+    is_known = times and is_steady and not any(map(math.isnan, times))
+    return round(max(times) - min(times), 6) if is_known else math.nan  # a tick is longer than a microsecond
+
+
+def _shown_frames(container: Any, stream: Any) -> _Shown | None:
     """Count the frames of a video that a player shows; None: only decoding all of them tells.
 
-    The index of an mp4 lists more frames if an edit list hides the frames before a cut (`ffmpeg -ss … -c copy`).
+    The index of an mp4 lists more frames if an edit list hides the frames before a cut (`ffmpeg -ss … -c copy`). Where
+    nothing hides them, a decoder drops those that are shown before the first frame, and build on frames before the cut.
     """
+    packets = (packet for packet in container.demux(stream) if packet.size)
     if not (container.format.name.startswith("mov") and stream.frames and hasattr(stream, "index_entries")):
-        return _num_shown_by_packets(container, stream)  # an older PyAV shows no index
+        return _shown_by_packets(container, stream, packets)  # an older PyAV shows no index
     if not len(stream.index_entries):  # FFmpeg had no memory for it, and goes on
         raise ValueError(f"its header promises {stream.frames:,} frames, more than so small a file can list")
+    first = [*islice(packets, 2 if stream.codec_context.has_b_frames else 0)]
+    if len(first) > 1 and first[1].pts < first[0].pts and not first[1].is_discard:
+        return _shown_by_packets(container, stream, chain(first, packets))
     entries = [entry for entry in stream.index_entries if entry.size > 0]
     seconds, rate = stream.duration and stream.duration * stream.time_base, stream.average_rate
     if seconds and rate and len(entries) == stream.frames and abs(seconds * rate - stream.frames) < _ROUNDING:
-        return int(stream.frames)  # the duration covers all frames: none is hidden
-    return sum(not entry.is_discard for entry in entries)
+        return _Shown(int(stream.frames))  # the duration covers all frames: none is hidden
+    return _Shown(sum(not entry.is_discard for entry in entries))
 
 
-def _num_shown_by_packets(container: Any, stream: Any) -> int | None:
+def _shown_by_packets(container: Any, stream: Any, packets: Iterator[Any]) -> _Shown | None:
     """Count the packets with bytes, because headers may count others; None: packets are not frames in this video.
 
     Its first packets are decoded to see that: after a cut some lack what they build on, and others are half a frame.
     """
-    packets = (packet for packet in container.demux(stream) if packet.size)
     first = [*islice(packets, _DECODED_PACKETS)]
-    num_packets = num_damaged = num_shown = num_doubtful = 0
+    num_packets = num_damaged = num_doubtful = 0
+    times: list[float] = []
+    order: list[float] = []
+    tick = float(stream.time_base)
     for packet in chain(first, packets):
         num_packets += 1
         num_damaged += packet.is_corrupt
-        num_shown += not packet.is_discard
         num_doubtful += _may_show_no_frame(packet, stream.codec_context.name)
+        if packet.dts is not None:
+            order.append(packet.dts * tick)
+        if not packet.is_discard:
+            time = packet.dts if packet.pts is None else packet.pts
+            times.append(math.nan if time is None else time * tick)
     if num_damaged:
         raise ValueError(f"{num_damaged} of {num_packets} packets are damaged")
-    num_tried = sum(len(packet.decode()) for packet in first) + len(stream.codec_context.decode(None))
+    decoded = (frame for packet in (*first, None) for frame in stream.codec_context.decode(packet))
+    num_tried = sum(1 for _ in times_of_frames(decoded))
     is_plain = num_tried == sum(not packet.is_discard for packet in first) and not num_doubtful
-    return num_shown if is_plain else None
+    return _Shown(len(times), _seconds(times, order, _max_step(container))) if is_plain else None
 
 
 def _may_show_no_frame(packet: Any, codec: str) -> bool:

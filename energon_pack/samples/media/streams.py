@@ -9,7 +9,7 @@ import importlib
 import io
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any, BinaryIO
@@ -203,19 +203,34 @@ def decode_frames(data: bytes, indices: Sequence[int]) -> list[Image.Image]:
     return [frames[index] for index in indices]
 
 
-def count_frames_by_decoding(file: BinaryIO) -> int:
-    """Return the number of frames of a video, by decoding all; raises PyAV's errors."""
+def decode_times(file: BinaryIO) -> list[float]:
+    """Decode all frames of a video, and return their times as `times_of_frames` does; raises PyAV's errors, too."""
     with opened_container(file) as container:
-        return sum(1 for _ in container.decode(shown_stream(container)))
+        return [*times_of_frames(container.decode(shown_stream(container)))]
+
+
+def times_of_frames(frames: Iterable[Any]) -> Iterator[float]:
+    """Yield the time in seconds when each decoded frame is shown, NaN if the file does not say.
+
+    Raises Skip (`unsupported_media`) if the frames have several sizes.
+    """
+    first: tuple[int, int] | None = None
+    for frame in frames:
+        size = frame.width, frame.height
+        first = first or size
+        if size != first:
+            sizes = " to ".join(f"{width}×{height}" for width, height in (first, size))
+            raise Skip(Reason.UNSUPPORTED_MEDIA, f"a film whose pictures change from {sizes} pixels: cut it there")
+        yield math.nan if frame.time is None else frame.time
 
 
 def frame_times(data: bytes) -> list[float]:
-    """Return the time in seconds when each frame is shown, NaN if the file does not say; decodes all frames."""
+    """Return the times of all frames as `times_of_frames` does; raises ValueError if they can't be decoded."""
     av: Any = importlib.import_module("av")
     times: list[float] = []
     try:
         with _opened_frames(av, data) as (_, shown):
-            times.extend(math.nan if frame.time is None else frame.time for frame in shown)
+            times.extend(times_of_frames(shown))
     except av.FFmpegError as error:
         raise ValueError(f"a video can't be decoded after {len(times)} frames: {error}") from None
     return times

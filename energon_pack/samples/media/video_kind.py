@@ -12,13 +12,19 @@ if TYPE_CHECKING:
 _RANDOM_SIDES = (48, 320)  # pixels of random videos
 _RANDOM_NUM_FRAMES = (8, 60)
 _RANDOM_FPS = (2.0, 10.0, 24.0, 25.0, 30.0)  # frames a second
-_MP4 = rb"....ftyp(?!avi|hei|hev|mif|msf|M4[AB])"  # AVIF and HEIF are images in the same container, M4A is a sound
+#: AVIF and HEIF are images in the same container, M4A is a sound. Old QuickTime begins with any other box; the sizes of
+#: small boxes begin with a zero, and texts do not
+_MP4 = rb"....ftyp(?!avi|hei|hev|mif|msf|M4[AB])|\0...(?:wide|free|skip|pnot)|....(?:mdat|moov)"
 
 
 def has_whole_boxes(file: BinaryIO) -> bool:
-    """Tell whether the outermost boxes of an mp4 end with the file; FFmpeg opens a cut mp4, and reports all frames."""
-    ends = [0, *(end for _, _, end in mp4_boxes(file))]
-    return ends[-1] == file.seek(0, os.SEEK_END)
+    """Tell whether the outermost boxes of an mp4 end with the file; FFmpeg opens a cut mp4, and reports all frames.
+
+    A few bytes behind them are no box, but what a program left there, unless more data (`mdat`, `moof`) may begin.
+    """
+    boxes = [*mp4_boxes(file)]
+    names, num_behind = [name for name, _, _ in boxes], file.seek(0, os.SEEK_END) - (boxes[-1][2] if boxes else 0)
+    return num_behind == 0 or (0 < num_behind < 8 and b"mdat" in names and b"moof" not in names)
 
 
 def has_whole_riff(file: BinaryIO) -> bool:

@@ -143,6 +143,26 @@ def test_a_bad_sound_costs_its_sample(data: bytes, detail: str) -> None:
         probe(io.BytesIO(data))
 
 
+ID3V1 = b"TAG" + bytes(125)
+
+
+@pytest.mark.parametrize("behind", [b"", ID3V1, b"APETAGEX" + bytes(24) + ID3V1])
+def test_an_mp3_that_promises_nothing_is_decoded_to_its_end(behind: bytes) -> None:
+    """FFmpeg guesses its length by its bytes, with those of the tag: the whole sound was refused as cut short."""
+    data = encoded(220_500, 44_100, "mp3", "libmp3lame", options={"write_xing": "0"})
+    assert b"Info" not in data
+    found = probe(io.BytesIO(data + behind))
+    assert found.num_samples == len(decode_audio(data + behind, 44_100)) >= 220_500
+
+
+@pytest.mark.parametrize("before", [b"", b"ID3\x03\0\0\0\0\x01\0" + bytes(128)])
+def test_an_mp3_that_counts_its_frames_and_was_cut_is_none(before: bytes) -> None:
+    data = before + encoded(220_500, 44_100, "mp3", "libmp3lame")
+    assert probe(io.BytesIO(data + ID3V1)).num_samples == 220_500
+    with pytest.raises(Skip, match="its header promises 220,500 samples"):
+        probe(io.BytesIO(data[: len(data) * 9 // 10]))
+
+
 def sized(wav: bytes, riff: int, data: int) -> bytes:
     """The same WAV with other sizes in its header."""
     return wav[:4] + struct.pack("<I", riff) + wav[8:40] + struct.pack("<I", data) + wav[44:]

@@ -35,6 +35,7 @@ def test_orientation_as_pillow_applies_it(format: str, orientation: int) -> None
     found = probe(io.BytesIO(data))
     assert (found.width, found.height) == upright.size == ((40, 30) if orientation < 5 else (30, 40))
     assert decode_image(data).tobytes() == upright.convert("RGB").tobytes()
+    assert LazyImage(data, "0").size == upright.size  # that of a TIFF was turned twice
 
 
 @pytest.mark.parametrize("orientation", [1, 6])

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tarfile
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +13,29 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from energon_pack.samples.media.medium import Media
+from energon_pack.samples.media.kinds import format_of
+from energon_pack.samples.media.medium import Media, mp4_boxes
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.media.requested import with_requested_settings
 from energon_pack.samples.member import NO_OPTIONS
 from energon_pack.samples.placeholders import place_media
+from energon_pack.samples.sample import Part
 from energon_pack.samples.skip import Reason, Skip
+from energon_pack.sources.storage import InMemory
 from energon_pack.templates.families.llava import LlavaOneVision
 from energon_pack.templates.families.qwen_vl import Qwen3VL, QwenVL
 from energon_pack.templates.families.rules import ProcessorSettings
 from energon_pack.templates.processor import load_saved_template, prepare_template
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import MediaConfig
+from energon_pack.verify.media_checks import check_decoding
 from support.models import of_model
 from support.running import ROOT, need_torchvision
 from support.samples import video
 
 av = pytest.importorskip("av", reason="videos need PyAV")
 
-from energon_pack.samples.media.streams import decode_frames  # noqa: E402
+from energon_pack.samples.media.streams import decode_frames, decode_times  # noqa: E402
 
 QWEN = ProcessorSettings(
     image={"patch_size": 14, "merge_size": 2, "size": {"shortest_edge": 3136, "longest_edge": 1_000_000}},
@@ -120,6 +125,181 @@ def test_packets_that_say_that_they_are_damaged() -> None:
     data[middle : middle + 150] = b"\xaa" * 150
     with pytest.raises(Skip, match="packets are damaged"):
         probe(io.BytesIO(bytes(data)))
+
+
+def filmed(format: str, codec: str, times: list[float], rate: Fraction | int, is_still: bool = False) -> bytes:
+    """A film of 64×48 whose frames are shown at these seconds, with a header that says `rate`."""
+    file, rng = io.BytesIO(), np.random.default_rng(0)
+    with av.open(file, "w", format=format) as container:
+        stream = container.add_stream(codec, rate=rate)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        stream.codec_context.time_base = tick = 1 / Fraction(rate)
+        for time in times:
+            pixels = np.full((48, 64, 3), 99, np.uint8) if is_still else rng.integers(0, 255, (48, 64, 3), np.uint8)
+            frame = av.VideoFrame.from_ndarray(pixels, "rgb24")
+            frame.pts, frame.time_base = round(time / tick), tick
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return file.getvalue()
+
+
+CONTAINERS = [
+    ("matroska", "libx264"),
+    ("webm", "libvpx"),
+    ("avi", "mpeg4"),
+    ("mpegts", "mpeg2video"),
+    ("flv", "flv"),
+    ("asf", "wmv2"),
+]
+
+
+@pytest.mark.parametrize(("format", "codec"), CONTAINERS)
+def test_the_rate_is_that_of_the_frames_where_the_header_says_another(format: str, codec: str) -> None:
+    """The last frame of a recorded screen was packed at 1.6 s of its film, and is shown at 31 s."""
+    times = [*(number / 25 for number in range(25)), *(1.0 + number for number in range(31))]
+    found = probe(io.BytesIO(filmed(format, codec, times, 25)))
+    assert (found.num_frames, round(found.fps, 4)) == (56, round(55 / 31, 4))
+
+
+@pytest.mark.parametrize(("format", "codec"), CONTAINERS)
+@pytest.mark.parametrize("num_frames", [1, 3, 60])
+def test_a_rate_that_the_frames_keep_is_the_headers(format: str, codec: str, num_frames: int) -> None:
+    """Times in milliseconds would make 29.97 of it, and other times of the same film in another container."""
+    rate = Fraction(30_000, 1001)
+    data = filmed(format, codec, [float(number / rate) for number in range(num_frames)], rate)
+    with av.open(io.BytesIO(data)) as container:
+        stream = container.streams.video[0]
+        said = float(stream.average_rate or stream.guessed_rate)
+    found = probe(io.BytesIO(data))
+    assert (found.num_frames, found.fps) == (num_frames, said)
+    assert format in ("asf", "flv") or num_frames < 3 or said == 30_000 / 1001
+
+
+def test_frames_that_are_counted_by_decoding_have_times_too() -> None:
+    """Frames of MPEG-4 that only repeat the last one are so small that they may be none."""
+    found = probe(io.BytesIO(filmed("avi", "mpeg4", [number / 2 for number in range(20)], 10, is_still=True)))
+    assert (found.num_frames, found.fps) == (20, 2.0)
+
+
+def test_the_rate_is_the_headers_where_the_clock_jumps() -> None:
+    """Two recordings in one file: by the times alone it would have twice the rate, or one frame in a minute."""
+    times = [number / 25 for number in range(50)]
+    twice = 2 * filmed("webm", "libvpx", times, 25)
+    jumped = filmed("mpegts", "mpeg2video", [*times, *(3600 + time for time in times)], 25)
+    for data in (twice, jumped):
+        found = probe(io.BytesIO(data))
+        assert (found.num_frames, found.fps) == (100, 25.0)
+
+
+@pytest.mark.parametrize("codec", ["libx264", "libx265"])
+@pytest.mark.parametrize("format", ["mp4", "mov"])
+def test_frames_that_build_on_what_was_cut_off_are_not_counted(format: str, codec: str) -> None:
+    """Cut at a key frame without an edit list, the B-frames before it in time do not decode: training ended there."""
+    whole, file = io.BytesIO(), io.BytesIO()
+    params = "keyint=10:min-keyint=10:open-gop=1:bframes=3:b-adapt=0:scenecut=0:log-level=none"
+    with av.open(whole, "w", format="mp4") as container:
+        try:
+            stream = container.add_stream(codec, rate=10, options={f"{codec.removeprefix('lib')}-params": params})
+        except av.codec.codec.UnknownCodecError:
+            pytest.skip(f"this PyAV has no {codec}")
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        rng = np.random.default_rng(0)
+        for _ in range(40):
+            pixels = rng.integers(0, 255, (48, 64, 3), np.uint8)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, "rgb24")))
+        container.mux(stream.encode())
+    whole.seek(0)
+    with av.open(whole) as container, av.open(file, "w", format=format) as cut:
+        stream = container.streams.video[0]
+        packets = [packet for packet in container.demux(stream) if packet.size]
+        kept = packets[[number for number, packet in enumerate(packets) if packet.is_keyframe][1] :]
+        earliest, copy = min(packet.pts for packet in kept), cut.add_stream_from_template(stream)
+        assert earliest < kept[0].pts
+        for packet in kept:
+            packet.pts, packet.dts, packet.stream = packet.pts - earliest, packet.dts - earliest, copy
+            cut.mux(packet)
+    data = file.getvalue()
+    found = probe(io.BytesIO(data))
+    assert found.num_frames < len(kept)
+    assert len(decode_frames(data, [found.num_frames - 1])) == 1
+    with pytest.raises(ValueError, match=f"no frame {found.num_frames}"):
+        decode_frames(data, [found.num_frames])
+
+
+@pytest.mark.parametrize("num_frames", [4, 30])
+@pytest.mark.parametrize(("format", "codec"), [("webm", "libvpx"), ("mpegts", "mpeg2video")])
+def test_a_film_whose_pictures_change_their_size_is_named(format: str, codec: str, num_frames: int) -> None:
+    """It was measured by the later size, and ended training. A late change is seen only where all is decoded."""
+    file = io.BytesIO()
+    with av.open(file, "w", format=format) as container:
+        stream = container.add_stream(codec, rate=25)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        for number, (width, height) in enumerate(((64, 48), (32, 32))):
+            encoder = stream.codec_context
+            if number:
+                encoder = av.CodecContext.create(codec, "w")
+                encoder.width, encoder.height, encoder.pix_fmt = width, height, "yuv420p"
+                encoder.time_base, encoder.framerate = Fraction(1, 25), Fraction(25)
+            for shown in range(num_frames):
+                frame = av.VideoFrame.from_ndarray(np.full((height, width, 3), 8 * shown, np.uint8), "rgb24")
+                frame.pts, frame.time_base = number * num_frames + shown, Fraction(1, 25)
+                for packet in encoder.encode(frame):
+                    packet.stream = stream
+                    container.mux(packet)
+            for packet in encoder.encode(None):
+                packet.stream = stream
+                container.mux(packet)
+    data = file.getvalue()
+    named = "a film whose pictures change from 64×48 to 32×32 pixels"
+    with pytest.raises(Skip, match=named) as skip:
+        (probe if num_frames < 16 else decode_times)(io.BytesIO(data))
+    assert skip.value.reason is Reason.UNSUPPORTED_MEDIA
+    (said,) = check_decoding(InMemory(data, ""), Part("s000.v00.mkv", 0, len(data)))
+    assert named in said
+
+
+@pytest.mark.parametrize("name", [b"wide", b"free", b"skip", b"pnot"])
+def test_an_old_quicktime_begins_with_any_box(name: bytes) -> None:
+    """Without `ftyp` it was no known video."""
+    data = video(format="mov")
+    assert data[4:8] == b"ftyp"
+    for film in (data[:4] + name + data[8:], data.replace(b"ftyp", b"free", 1)[int.from_bytes(data[:4], "big") :]):
+        found = format_of(film[:16])
+        assert found is not None
+        assert (found.kind, found.extension) == ("video", "mp4")
+    assert probe(io.BytesIO(data[:4] + name + data[8:])).num_frames == 30
+
+
+@pytest.mark.parametrize(
+    "text", [b"The wide river and the sea", b"I'm free to say what I want", "Öl, free für alle".encode()]
+)
+def test_a_text_is_no_old_quicktime(text: bytes) -> None:
+    assert format_of(text[:16]) is None
+
+
+@pytest.mark.parametrize("behind", [b"\n", b"\0\0\0", b"\0\0\0\x08fre"])
+def test_a_few_bytes_behind_an_mp4_are_no_cut(behind: bytes) -> None:
+    """The whole film was refused as cut short."""
+    assert probe(io.BytesIO(video() + behind)).num_frames == 30
+
+
+def test_a_cut_within_the_head_of_a_box_is_a_cut() -> None:
+    """Behind a whole header, or a whole fragment, a few bytes are where the frames began."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4", options={"movflags": "frag_keyframe+empty_moov"}) as container:
+        stream = container.add_stream("mpeg4", rate=10)
+        stream.width, stream.height, stream.pix_fmt, stream.codec_context.gop_size = 64, 48, "yuv420p", 10
+        for number in range(30):
+            pixels = np.full((48, 64, 3), 8 * number, np.uint8)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, "rgb24")))
+        container.mux(stream.encode())
+    data = file.getvalue()
+    assert probe(io.BytesIO(data)).num_frames == 30
+    ends = [end for name, _, end in mp4_boxes(io.BytesIO(data)) if name in (b"moov", b"mdat")]
+    assert len(ends) > 2
+    for end in ends[:-1]:
+        with pytest.raises(Skip, match="cut short"):
+            probe(io.BytesIO(data[: end + 5]))
 
 
 def test_the_frames_asked_for_are_those_that_come() -> None:
