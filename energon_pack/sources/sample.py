@@ -207,7 +207,8 @@ def read_header(reader: Reader, shard: Shard, part: AnyPart, decodes_videos: boo
     medium = probe_part(file, part)
     if not decodes_videos or medium.kind != VIDEO.kind:
         return medium
-    from energon_pack.samples.media.streams import decode_times, errors_as_skip
+    from energon_pack.samples.media.stream_probe import decode_times
+    from energon_pack.samples.media.streams import errors_as_skip
 
     with errors_as_skip("video"):
         return replace(medium, num_frames=len(decode_times(as_file(ByteRange(file, part.offset, part.size)))))

@@ -10,7 +10,7 @@ from energon_pack.samples.bytes import Bytes
 from energon_pack.samples.frame_times import load_patch_positions
 from energon_pack.samples.media.kinds import KINDS, VIDEO
 from energon_pack.samples.media.probe import probe
-from energon_pack.samples.media.streams import frame_times
+from energon_pack.samples.media.stream_probe import frame_times
 from energon_pack.samples.sample import Part
 from energon_pack.samples.skip import Skip
 from energon_pack.samples.tokens_part import TOKENS_PART

@@ -1,14 +1,15 @@
-"""Reads how many samples a sound has, and its rate: the decoder that training uses decodes and counts it.
+"""Reads how many samples a sound has, how many frames a video, and their rate, by the decoder that training uses.
 
 Only a WAV of integers is counted by its header. A WAV, an AIFF or an MP3 that lacks its end decodes without an error:
 their headers say what is missing.
 """
 
+import importlib
 import math
 import os
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
 from itertools import chain, islice, pairwise
@@ -17,14 +18,13 @@ from typing import Any, BinaryIO, NamedTuple
 from energon_pack.run.expansion_bounds import bounded
 from energon_pack.samples.media.medium import SOUND_EXTENSION_OF, Media, MediaFormat
 from energon_pack.samples.media.streams import (
-    decode_times,
     decoded_pieces,
     errors_as_skip,
     is_cover,
     may_turn_pictures,
     opened_container,
+    opened_frames,
     shown_stream,
-    times_of_frames,
     upright_picture,
 )
 from energon_pack.samples.skip import Reason, Skip
@@ -285,3 +285,36 @@ def _may_show_no_frame(packet: Any, codec: str) -> bool:
     if codec == "vp8":
         return not memoryview(packet)[0] & _VP8_IS_SHOWN
     return codec == "mpeg4" and int(packet.size) <= _MAX_DROPPED_BYTES
+
+
+def decode_times(file: BinaryIO) -> list[float]:
+    """Decode all frames of a video, and return their times as `times_of_frames` does; raises PyAV's errors, too."""
+    with opened_container(file) as container:
+        return [*times_of_frames(container.decode(shown_stream(container)))]
+
+
+def times_of_frames(frames: Iterable[Any]) -> Iterator[float]:
+    """Yield the time in seconds when each decoded frame is shown, NaN if the file does not say.
+
+    Raises Skip (`unsupported_media`) if the frames have several sizes.
+    """
+    first: tuple[int, int] | None = None
+    for frame in frames:
+        size = frame.width, frame.height
+        first = first or size
+        if size != first:
+            sizes = " to ".join(f"{width}×{height}" for width, height in (first, size))
+            raise Skip(Reason.UNSUPPORTED_MEDIA, f"a film whose pictures change from {sizes} pixels: cut it there")
+        yield math.nan if frame.time is None else frame.time
+
+
+def frame_times(data: bytes) -> list[float]:
+    """Return the times of all frames as `times_of_frames` does; raises ValueError if they can't be decoded."""
+    av: Any = importlib.import_module("av")
+    times: list[float] = []
+    try:
+        with opened_frames(av, data) as (_, shown):
+            times.extend(times_of_frames(shown))
+    except av.FFmpegError as error:
+        raise ValueError(f"a video can't be decoded after {len(times)} frames: {error}") from None
+    return times

@@ -7,9 +7,8 @@ sizes.
 
 import importlib
 import io
-import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any, BinaryIO
@@ -188,7 +187,7 @@ def decode_frames(data: bytes, indices: Sequence[int]) -> list[Image.Image]:
     frames: dict[int, Image.Image] = {}
     numbers = set(indices)
     try:
-        with _opened_frames(av, data) as (format_name, shown):
+        with opened_frames(av, data) as (format_name, shown):
             is_turned = may_turn_pictures(io.BytesIO(data), format_name)
             for index, frame in enumerate(islice(shown, max(numbers, default=-1) + 1)):
                 if index in numbers:
@@ -203,41 +202,8 @@ def decode_frames(data: bytes, indices: Sequence[int]) -> list[Image.Image]:
     return [frames[index] for index in indices]
 
 
-def decode_times(file: BinaryIO) -> list[float]:
-    """Decode all frames of a video, and return their times as `times_of_frames` does; raises PyAV's errors, too."""
-    with opened_container(file) as container:
-        return [*times_of_frames(container.decode(shown_stream(container)))]
-
-
-def times_of_frames(frames: Iterable[Any]) -> Iterator[float]:
-    """Yield the time in seconds when each decoded frame is shown, NaN if the file does not say.
-
-    Raises Skip (`unsupported_media`) if the frames have several sizes.
-    """
-    first: tuple[int, int] | None = None
-    for frame in frames:
-        size = frame.width, frame.height
-        first = first or size
-        if size != first:
-            sizes = " to ".join(f"{width}×{height}" for width, height in (first, size))
-            raise Skip(Reason.UNSUPPORTED_MEDIA, f"a film whose pictures change from {sizes} pixels: cut it there")
-        yield math.nan if frame.time is None else frame.time
-
-
-def frame_times(data: bytes) -> list[float]:
-    """Return the times of all frames as `times_of_frames` does; raises ValueError if they can't be decoded."""
-    av: Any = importlib.import_module("av")
-    times: list[float] = []
-    try:
-        with _opened_frames(av, data) as (_, shown):
-            times.extend(times_of_frames(shown))
-    except av.FFmpegError as error:
-        raise ValueError(f"a video can't be decoded after {len(times)} frames: {error}") from None
-    return times
-
-
 @contextmanager
-def _opened_frames(av: Any, data: bytes) -> Iterator[tuple[str, Iterator[Any]]]:
+def opened_frames(av: Any, data: bytes) -> Iterator[tuple[str, Iterator[Any]]]:
     """Open a video; the context gives FFmpeg's name of its format, and its frames in the order they are shown."""
     with opened_container(io.BytesIO(data)) as container:
         stream = shown_stream(container)

@@ -11,7 +11,8 @@ from PIL import Image
 from energon_pack.report.views.view import thumbnail
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe
-from energon_pack.samples.media.streams import decode_frames, frame_times, may_turn_pictures, opened_container
+from energon_pack.samples.media.stream_probe import frame_times
+from energon_pack.samples.media.streams import decode_frames, may_turn_pictures, opened_container
 from energon_pack.samples.skip import Reason, Skip
 from support.films import BLUE, COVER, Pictures, film, turned_by_codec, with_cover_first
 from support.samples import sound, video_with_sound

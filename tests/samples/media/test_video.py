@@ -35,7 +35,8 @@ from support.samples import video
 
 av = pytest.importorskip("av", reason="videos need PyAV")
 
-from energon_pack.samples.media.streams import decode_frames, decode_times  # noqa: E402
+from energon_pack.samples.media.stream_probe import decode_times  # noqa: E402
+from energon_pack.samples.media.streams import decode_frames  # noqa: E402
 
 QWEN = ProcessorSettings(
     image={"patch_size": 14, "merge_size": 2, "size": {"shortest_edge": 3136, "longest_edge": 1_000_000}},
