@@ -12,19 +12,16 @@ if TYPE_CHECKING:
 _RANDOM_SIDES = (48, 320)  # pixels of random videos
 _RANDOM_NUM_FRAMES = (8, 60)
 _RANDOM_FPS = (2.0, 10.0, 24.0, 25.0, 30.0)  # frames a second
-#: AVIF and HEIF are images in the same container, M4A is a sound. Old QuickTime begins with any other box; the sizes of
-#: small boxes begin with a zero, and texts do not
+#: AVIF, HEIF, M4A are other kinds; old QuickTime begins with any box, and no text with a zero, as sizes of small ones
 _MP4 = rb"....ftyp(?!avi|hei|hev|mif|msf|M4[AB])|\0...(?:wide|free|skip|pnot)|....(?:mdat|moov)"
 
 
 def has_whole_boxes(file: BinaryIO) -> bool:
-    """Tell whether the outermost boxes of an mp4 end with the file; FFmpeg opens a cut mp4, and reports all frames.
-
-    A few bytes behind them are no box, but what a program left there, unless more data (`mdat`, `moof`) may begin.
-    """
-    boxes = [*mp4_boxes(file)]
-    names, num_behind = [name for name, _, _ in boxes], file.seek(0, os.SEEK_END) - (boxes[-1][2] if boxes else 0)
-    return num_behind == 0 or (0 < num_behind < 8 and b"mdat" in names and b"moof" not in names)
+    """Tell whether the outermost boxes of an mp4 end with the file; FFmpeg opens a cut mp4, and reports all frames."""
+    end_of = {name: end for name, _, end in mp4_boxes(file)}
+    num_behind = file.seek(0, os.SEEK_END) - max(end_of.values(), default=0)
+    has_all = b"mdat" in end_of and b"moof" not in end_of  # then so few bytes as no box has are no cut
+    return num_behind == 0 or (has_all and 0 < num_behind < 8)
 
 
 def has_whole_riff(file: BinaryIO) -> bool:
@@ -48,9 +45,8 @@ class Video(Medium):
         MediaFormat("video", "mp4", first_bytes_pattern(_MP4), also=("mov", "m4v", "3gp"), is_whole=has_whole_boxes),
         MediaFormat("video", "avi", first_bytes_pattern(rb"........AVI "), is_whole=has_whole_riff),
         MediaFormat("video", "mkv", first_bytes_pattern(rb"\x1a\x45\xdf\xa3"), also=("webm",)),
-        MediaFormat(
-            "video", "ts", first_bytes_pattern(rb"G@[\0\x11][\x10-\x1f]")
-        ),  # it must begin with a list of its programs
+        # it must begin with a list of its programs
+        MediaFormat("video", "ts", first_bytes_pattern(rb"G@[\0\x11][\x10-\x1f]")),
         MediaFormat("video", "flv", first_bytes_pattern(rb"FLV\x01")),
         MediaFormat("video", "wmv", first_bytes_pattern(rb"\x30\x26\xb2\x75\x8e\x66\xcf\x11"), also=("asf",)),
         MediaFormat("video", "mpg", first_bytes_pattern(rb"\0\0\x01\xba"), also=("mpeg",)),
