@@ -33,8 +33,7 @@ def joined_calls(before: Message | None, turn: Message, spelled: Any) -> Message
     if spelled == "function_call" and (turn["content"] or not before.get("tool_calls")):
         return None
     joined = {**turn, **before}
-    if own := _key_of_thought(turn):
-        key = _key_of_thought(before) or own
+    if key := _key_of_thought(before) or _key_of_thought(turn):
         joined = {name: item for name, item in joined.items() if name == key or name not in REASONING_KEYS}
         joined[key] = "\n".join(filter(None, map(_thought, (before, turn))))
     if plans := [each["tool_plan"] for each in (before, turn) if isinstance(each.get("tool_plan"), str)]:

@@ -16,8 +16,8 @@ from energon_pack.samples.media.kinds import KINDS, MEDIA_KEYS, PART_TYPES
 from energon_pack.samples.media.medium import RATE_KEYS, SETTING_KEYS
 from energon_pack.samples.options import OPTION_KEYS
 from energon_pack.samples.preference import LABEL_KEYS, PREFERENCE_KEYS
-from energon_pack.samples.sample import ARGUMENT_KEYS, MESSAGE_KEYS, REASONING_KEYS
-from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
+from energon_pack.samples.sample import ARGUMENT_KEYS, CONTENT_KEYS, MESSAGE_KEYS, REASONING_KEYS, ROLE_KEYS
+from energon_pack.samples.skip import Reason, Skip, key_of_synonyms, value_of_synonyms
 from energon_pack.samples.weights import MASK_KEYS, PART_WEIGHTS, TURN_WEIGHT_KEYS
 from energon_pack.samples.written_calls import has_argument_key, holders_of_keys, is_call, written_calls
 
@@ -52,7 +52,7 @@ _READ_KEYS: tuple[frozenset[str], ...] = (
     ),
     frozenset(
         (
-            *("role", "from", "content", "value", "name"),
+            *(*ROLE_KEYS, *CONTENT_KEYS, "name"),
             *("reasoning", "thinking", "reasoning_content", "tool_calls", "function_call", "tool_call_id", "tool_plan"),
             *(PART_WEIGHTS, *TURN_WEIGHT_KEYS),
         )
@@ -116,7 +116,7 @@ _HARMLESS_KEYS: tuple[Mapping[str, str], ...] = (
 #: keys that say the same thing, at each level; the first is read
 _SYNONYMS: tuple[tuple[tuple[str, ...], ...], ...] = (
     (*(medium.keys for medium in KINDS.values()), ("tools", "functions"), ("system", "system_prompt")),
-    (("content", "value"), REASONING_KEYS),
+    (CONTENT_KEYS, REASONING_KEYS),
     (("text", "value"),),
     (),  # `tool_calls` compares the synonyms of arguments, which may stand in a call and in its `function`
 )
@@ -208,6 +208,8 @@ def is_unknown_in_call(key: str) -> bool:
 def without_synonyms(value: dict[str, Any], level: int = 0) -> dict[str, Any]:
     """Return a sample with one key for each meaning: of two such as `tools` and `functions`, only one is kept.
 
+    An empty one stays beside it, unless it is a thought: a template would write the empty one.
+
     Args:
         value: a sample (level 0), a turn (1) or a content part (2).
 
@@ -218,7 +220,11 @@ def without_synonyms(value: dict[str, Any], level: int = 0) -> dict[str, Any]:
         return value
     for keys in _SYNONYMS[level]:
         value_of_synonyms(value, keys, _LEVEL_PREFIXES[level])
-        spare = [key for key in keys if value.get(key)][1:]
+        first = key_of_synonyms(value, keys)
+        drops_empty = keys is REASONING_KEYS and bool(value.get(first))
+        spare = [
+            key for key in keys if key != first and (value.get(key) or (drops_empty and value.get(key) is not None))
+        ]
         value = {key: item for key, item in value.items() if key not in spare}
     return value
 
@@ -247,11 +253,11 @@ def unknown_keys(value: Mapping[str, Any], conversation: Sequence[str]) -> dict[
             if not isinstance(turn, dict):
                 continue
             if not _KNOWN_KEYS[1].issuperset(turn):
-                add(_unknown_items(turn if "role" in turn or "from" in turn else without_pair_keys(turn), 1))
+                add(_unknown_items(turn if any(map(turn.get, ROLE_KEYS)) else without_pair_keys(turn), 1))
             for call, is_text in written_calls(turn):
                 if not is_text or has_argument_key(call):  # else its own keys are arguments
                     add(_unknown_items(unread_items_of_call(call), 3))
-            content = turn.get("content", turn.get("value"))
+            content = turn.get(key_of_synonyms(turn, CONTENT_KEYS))
             for part in content if isinstance(content, list) else ():
                 if isinstance(part, dict) and not is_call(part) and not _KNOWN_KEYS[2].issuperset(part):
                     add(_unknown_items(part, 2))

@@ -12,8 +12,8 @@ from typing import Any
 
 from energon_pack.errors import amount
 from energon_pack.samples.media.kinds import IMAGE, KINDS, PART_TYPES, VIDEO
-from energon_pack.samples.sample import Message, media_type
-from energon_pack.samples.skip import Reason, Skip
+from energon_pack.samples.sample import CONTENT_KEYS, Message, media_type
+from energon_pack.samples.skip import Reason, Skip, key_of_synonyms
 
 PLACEHOLDERS = {kind: medium.placeholder for kind, medium in KINDS.items()}
 _PLACEHOLDER = re.compile(f"<({'|'.join(KINDS)})>")
@@ -179,7 +179,7 @@ def media_type_of_parts(conversations: Iterable[Any]) -> str | None:
     Unlike `<image>` in a text, a media part is never text. Raises Skip as `_refuse_wrong_part_indices` does.
     """
     all_contents = [
-        turn.get("content", turn.get("value"))
+        turn.get(key_of_synonyms(turn, CONTENT_KEYS))
         for turns in conversations
         if isinstance(turns, list)
         for turn in turns

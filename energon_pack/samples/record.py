@@ -24,9 +24,9 @@ from energon_pack.samples.media.medium import SETTING_KEYS
 from energon_pack.samples.nulls import without_nulls_in_tool_calls
 from energon_pack.samples.placeholders import flat_content, media_type_of_parts
 from energon_pack.samples.preference import PREFERENCE_KEYS, with_rejected_as_chosen, without_rejected_answer
-from energon_pack.samples.sample import MESSAGE_KEYS, REASONING_KEYS, Message
+from energon_pack.samples.sample import CONTENT_KEYS, MESSAGE_KEYS, REASONING_KEYS, ROLE_KEYS, Message
 from energon_pack.samples.settings import Frames, ReadSettings, SampleType, ToolsAs
-from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
+from energon_pack.samples.skip import Reason, Skip, key_of_synonyms, value_of_synonyms
 from energon_pack.samples.tool_calls import (
     TOOL_PART_TYPES,
     tool_schemas_of,
@@ -204,7 +204,8 @@ def _normalized_messages(value: Any) -> list[Message]:
             if PART_WEIGHTS in each:
                 check_part_weights(each, index)
             before = messages[-1] if messages else None
-            if "tool_calls" in each and (both := joined_calls(before, each, message.get("role", message.get("from")))):
+            spelled = message.get(key_of_synonyms(message, ROLE_KEYS))
+            if "tool_calls" in each and (both := joined_calls(before, each, spelled)):
                 messages[-1] = both
             else:
                 messages.append(each)
@@ -215,20 +216,19 @@ def _normalized_turns(message: Any, index: int) -> list[Message]:
     """Normalise a message to turns with role and content; other keys (loss …) stay; tool results become turns."""
     if not isinstance(message, dict):
         raise Skip(Reason.BAD_MESSAGE, f"message {index} is a {type(message).__name__}, not an object")
-    role_key = "role" if "role" in message else "from"
-    content_key = "content" if "content" in message else "value"
+    role_key, content_key = (key_of_synonyms(message, keys) for keys in (ROLE_KEYS, CONTENT_KEYS))
     named, content = message.get(role_key), message.get(content_key)
     role = _ROLES.get(named) if isinstance(named, str) else None
     if role is None:
         if named is None and (pair := turns_of_pair(message, index)):
-            return pair
+            return [pair[0], *_normalized_turns(pair[1], index)]
         raise Skip(Reason.BAD_MESSAGE, f"message {index} has the role {named!r}: {_role_advice(named)}")
     normal = {"role": role, "content": content}
     if len(message) > 2 or content_key not in message:
         if role_key == "role" and _ROLES.get(str(message.get("from")), role) != role:
             raise Skip(Reason.BAD_MESSAGE, f"message {index} has the role {named!r} and is from {message['from']!r}")
         message = without_synonyms(message, 1)
-        normal |= {k: v for k, v in message.items() if k not in (role_key, content_key)}
+        normal |= {k: v for k, v in message.items() if k not in (role_key, content_key, *normal)}
         if role == "assistant":
             normal = with_tool_calls(normal, index)
         elif strange := next((key for key in ("tool_calls", "function_call") if normal.get(key)), None):
@@ -273,7 +273,7 @@ def _content(items: list[Any], index: int) -> str | list[Message]:
     for item in items:
         kind = item.get("type", "text" if "text" in item else None) if isinstance(item, dict) else None
         kind = PART_TYPES.get(str(kind), str(kind))
-        if kind == "text" and isinstance(text := item.get("text", item.get("value")), str):
+        if kind == "text" and isinstance(text := item.get(key_of_synonyms(item, ("text", "value"))), str):
             without_synonyms(item, 2)
             parts.append({"type": "text", "text": text})
         elif kind in KINDS:

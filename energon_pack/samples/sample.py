@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 from energon_pack.samples.media.kinds import kind_by_extension
 
 Message = dict[str, Any]
+#: the keys under which a message may have its role, and its content
+ROLE_KEYS, CONTENT_KEYS = ("role", "from"), ("content", "value")
 #: the keys under which a message may have its reasoning, the standard one first
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 #: these, and the one under which Cohere's data have it

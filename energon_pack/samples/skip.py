@@ -85,10 +85,13 @@ class Skip(Exception):
         return skip
 
 
-def value_of_synonyms(value: Mapping[str, Any], keys: Sequence[str], place: str = "") -> Any:
-    """Return the value that a mapping has under one of several keys of the same meaning.
+def key_of_synonyms(value: Mapping[str, Any], keys: Sequence[str]) -> str:
+    """Return the first of several keys of one meaning that has a value, else the first that is there, or else ""."""
+    return next(filter(value.get, keys), None) or next((key for key in keys if key in value), "")
 
-    If all values are empty, it is that of the first key that is there; None: no key is there.
+
+def value_of_synonyms(value: Mapping[str, Any], keys: Sequence[str], place: str = "") -> Any:
+    """Return what a mapping has under the `key_of_synonyms`; None: no key is there.
 
     Args:
         place: a prefix for keys in the error, such as `messages[].`.
@@ -96,8 +99,8 @@ def value_of_synonyms(value: Mapping[str, Any], keys: Sequence[str], place: str 
     Raises:
         Skip: `bad_message`: two keys have different values, and one would be dropped.
     """
-    first, *others = [key for key in keys if value.get(key)] or [key for key in keys if key in value][:1] or [""]
-    for key in others:
+    first = key_of_synonyms(value, keys)
+    for key in filter(value.get, keys):
         one, other = (item if isinstance(item, list) else [item] for item in (value[first], value[key]))
         if one != other:
             both = f"{place}{first} is {str(value[first])[:40]!r} and {key} {str(value[key])[:40]!r}"

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from energon_pack.samples.joined_turns import part_weights_with_calls_as_text
-from energon_pack.samples.keys import is_harmless_in_call, is_unknown_in_call, unread_items_of_call
+from energon_pack.samples.keys import is_harmless_in_call, is_unknown_in_call, unread_items_of_call, without_synonyms
 from energon_pack.samples.raw_json import parse_json_or_skip
 from energon_pack.samples.sample import ARGUMENT_KEYS, REASONING_KEYS, Message
 from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
@@ -101,7 +101,8 @@ def turns_of_parts(turn: Message, index: int) -> list[Message]:
         raise Skip(Reason.BAD_MESSAGE, f"message {index} has calls or thoughts both in its content and beside it")
     if calls or thoughts:
         reasoning = {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
-        return [{**turn, "content": rest or "", **reasoning, **({"tool_calls": calls} if calls else {})}]
+        turn = {**turn, "content": rest or "", **reasoning, **({"tool_calls": calls} if calls else {})}
+        return [without_synonyms(turn, 1)]
     return [*results, *([{**turn, "content": rest}] if rest else [])]
 
 

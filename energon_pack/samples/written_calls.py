@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from energon_pack.samples.raw_json import parse_json_or_skip
-from energon_pack.samples.sample import ARGUMENT_KEYS, Message
-from energon_pack.samples.skip import Skip
+from energon_pack.samples.sample import ARGUMENT_KEYS, CONTENT_KEYS, ROLE_KEYS, Message
+from energon_pack.samples.skip import Skip, key_of_synonyms
 
 #: roles of turns that are calls
 CALL_ROLES = frozenset(("function_call", "tool_call"))
@@ -21,8 +21,8 @@ _TAGGED_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 def written_calls(turn: Mapping[str, Any]) -> Iterator[tuple[Message, bool]]:
     """Yield each call of a turn that is an object, and whether it is the text of a turn or of a part."""
-    content = turn.get("content", turn.get("value"))
-    is_call_turn = turn.get("role", turn.get("from")) in CALL_ROLES
+    content = turn.get(key_of_synonyms(turn, CONTENT_KEYS))
+    is_call_turn = turn.get(key_of_synonyms(turn, ROLE_KEYS)) in CALL_ROLES
     if len(turn) < 3 and not is_call_turn and not isinstance(content, list):
         return
     calls = turn.get("tool_calls")

@@ -9,7 +9,7 @@ import pytest
 from energon_pack.samples.dialects.table import DIALECTS
 from energon_pack.samples.media.requested import medium_settings_of
 from energon_pack.samples.record import Record, parse_record
-from energon_pack.samples.sample import Message
+from energon_pack.samples.sample import REASONING_KEYS, Message
 from energon_pack.samples.settings import ReadSettings, SampleType, Take
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.jsonl.dialects import RowSettings, parse_row
@@ -74,6 +74,7 @@ def test_what_fits_two_is_left_out_with_both_names(value: Any, said: str) -> Non
         ({"instruction": "i", "output": ["o"]}, "read as 'alpaca', and its output is empty or of another form"),
         ({"instruction": "", "input": "", "output": "o"}, "its instruction is empty or of another form"),
         ({"instruction": "i", "output": "o", "history": [["q"]]}, "its history is empty or of another form"),
+        ({"instruction": "i", "input": 0, "output": "o"}, "its input is empty or of another form"),
         (
             {"prompt": "p", "completion": [{"role": "assistant", "content": "a"}]},
             "its completion is empty or of another form",
@@ -82,6 +83,8 @@ def test_what_fits_two_is_left_out_with_both_names(value: Any, said: str) -> Non
         ({"conversation": "Hi!"}, "read as 'conversation', and its conversation is empty or of another form"),
         ({"texts": [{"user": "q", "assistant": None}]}, "message 0 has a assistant that is no text"),
         ({"texts": [{"user": "q", "human": "q", "assistant": "a"}]}, "has the role None"),
+        ({"texts": [{"user": "q", "assistant": "a", "content": "b"}]}, "two spellings of one thing"),
+        ({"texts": [{"user": "q", "assistant": "a", "thinking": 1}]}, "message 0 has a thinking that is no text"),
         ({"instruction": "i", "output": None}, "no_messages"),
         ({"problem": "q", "solution": "a"}, "no_messages"),
     ],
@@ -112,6 +115,7 @@ def asked(**image: Any) -> dict[str, Any]:
         ({"conversations": [{"from": "human", "value": "What  is it?"}, {"from": "gpt", "value": "A cat."}]}, []),
         ({"text": "<|user|>What is it?<|assistant|>A cat."}, []),
         ({"prompt": "Look!", "answer": "B"}, ["answer", "prompt"]),
+        ({"conversations": [{"from": "human", "value": "Earlier."}, *SAID]}, ["conversations"]),  # it holds more
         ({"history": [], "caption": None}, []),
     ],
 )
@@ -184,6 +188,63 @@ def test_a_turn_has_one_role() -> None:
     assert "is from 'gpt'" in said_of({"messages": [{"role": "user", "from": "gpt", "content": "q"}, SAID[1]]})
     same = [{"role": "user", "from": "human", "content": "q"}, {**SAID[1], "from": "a name"}]
     assert len(parse_record({"messages": same}, AUTO).messages) == 2
+
+
+@pytest.mark.parametrize("empty", ["", None, []])
+def test_an_empty_spelling_hides_no_full_one(empty: Any) -> None:
+    """The question was empty, the answer was lost, or the sample was refused for its role None."""
+    asked = {"role": empty, "from": "human", "content": empty, "value": "q"}
+    answered = {"role": "assistant", "from": empty, "content": "a", "value": empty}
+    in_parts = {"role": "user", "content": [{"type": "text", "text": empty, "value": "q"}]}
+    for question in (asked, in_parts):
+        record = parse_record({"messages": [question, answered]}, AUTO)
+        assert [(turn["role"], turn["content"]) for turn in record.messages] == [("user", "q"), ("assistant", "a")]
+        assert record.unknown == {}
+    image = {**asked, "value": [{"type": "image", "image": "a.jpg", "mood": 1}, {"type": "text", "text": "q"}]}
+    record = parse_record({"messages": [image, answered]}, AUTO)
+    assert (record.declared, record.listed_media, record.unknown) == ("image", ["a.jpg"], {"content[].mood": [1]})
+
+
+@pytest.mark.parametrize("full", REASONING_KEYS)
+def test_an_empty_thought_hides_no_full_one(full: str) -> None:
+    """An empty thought was trained, or the sample was left out as one that its template does not write."""
+    empty = dict.fromkeys(REASONING_KEYS, "")
+    call = {"role": "tool_call", "content": '{"name": "f", "arguments": {}}'}
+    part = {"role": "assistant", "content": [{"type": "thinking", "thinking": "t"}, {"type": "text", "text": "good"}]}
+    for turns in ([{**GOOD, **empty, full: "t"}], [{**GOOD, full: "t"}, {**call, **empty}], [{**part, **empty}]):
+        answer = parse_record({"messages": [USER, *turns]}, AUTO).messages[1]
+        assert [answer[key] for key in REASONING_KEYS if key in answer] == ["t"]
+    for same in ({**GOOD, **empty}, {**GOOD, "reasoning_content": None, "thinking": "t"}):  # null hides nothing
+        assert parse_record({"messages": [USER, same]}, AUTO).messages[1] == same
+
+
+def test_calls_whose_role_stands_beside_an_empty_one_are_joined() -> None:
+    """The second call was a turn of its own, and its unknown keys were in no note."""
+    call = {
+        "role": None,
+        "content": None,
+        "from": "function_call",
+        "value": '{"name": "f", "arguments": {}, "mood": 1}',
+    }
+    record = parse_record({"messages": [USER, call, call]}, AUTO)
+    assert [len(turn.get("tool_calls", ())) for turn in record.messages] == [0, 2]
+    assert record.unknown == {"calls[].mood": [1, 1]}
+
+
+def test_an_entry_with_a_question_and_an_answer_keeps_weights_thoughts_and_calls() -> None:
+    """An answer with `weight: 0` was trained; thoughts and calls vanished."""
+    calls = [{"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}]
+    entries = [
+        {"user": "q", "assistant": "a", "weight": 0, "source": "s"},
+        {"human": "q", "gpt": "a", "loss": False, "reasoning_content": "", "tool_calls": None},
+        {"role": None, "question": "q", "answers": ["a", "b"], "masked": True, "thinking": "t", "tool_calls": []},
+        {"user": "q", "bot": "a", "tool_calls": [{"name": "f", "args": {"x": 1}}]},
+    ]
+    more: list[Message] = [{"weight": 0}, {"loss": False}, {"masked": True, "thinking": "t"}, {"tool_calls": calls}]
+    for entry, kept in zip(entries, more, strict=True):
+        record = parse_record({"texts": [entry]}, AUTO)
+        assert record.messages == [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", **kept}]
+        assert record.unknown == {}
 
 
 def test_a_kind_that_is_asked_for_is_the_only_one() -> None:
@@ -307,5 +368,37 @@ def test_other_fields_of_those_names_are_fields(more: dict[str, Any]) -> None:
 
 def test_alpaca_by_a_meta_file() -> None:
     columns = (("prompt", "instruction"), ("query", "input"))
+    rows = RowSettings("", (*columns, ("response", "output")))
     value = {"instruction": "q", "input": "", "chosen": "good", "rejected": "bad"}
     assert parse_row(value, RowSettings("", columns), CHOSEN).messages == CHAT
+    assert parse_row({**value, "instruction": [USER]}, rows, CHOSEN).messages == CHAT
+    earlier = {"instruction": None, "input": "q", "output": "good", "history": [["a", "b"]]}
+    assert texts(parse_row(earlier, rows, AUTO)) == ["a", "b", "q", "good"]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"input": 5}, "its query is empty or of another form: '5'"),
+        ({"input": 0}, "its query is empty or of another form: '0'"),
+        ({"input": ["a", "b"]}, "its query is empty or of another form"),
+        ({"input": {"x": "a"}}, "its query is empty or of another form"),
+        ({"instruction": ""}, "its prompt is empty or of another form: ''"),
+        ({"instruction": None}, "its prompt is empty or of another form: 'None'"),
+        ({"instruction": 42}, "its prompt is empty or of another form: '42'"),
+        ({"instruction": 42, "input": "q", "output": None}, "its prompt is empty or of another form: '42'"),
+        ({"history": "[]"}, "its history is empty or of another form"),
+        ({"history": '[["q", "a"]]'}, "its history is empty or of another form"),
+        ({"history": ["q", "a"]}, "its history is empty or of another form"),
+        ({"history": [["q", "a", "b"]]}, "its history is empty or of another form"),
+        ({"history": 0.5}, "its history is empty or of another form: '0.5'"),
+    ],
+)
+def test_alpaca_by_a_meta_file_loses_no_text(more: dict[str, Any], said: str) -> None:
+    """The answer was trained without its input, after an empty question, or after turns of one letter."""
+    columns = {"history": "history", "prompt": "instruction", "query": "input", "response": "output"}
+    value = {"instruction": "q", "input": "", "output": "a", **more}
+    with pytest.raises(Skip) as skip:
+        parse_row(value, RowSettings("", tuple(columns.items())), AUTO)
+    assert str(skip.value).startswith("bad_message")
+    assert said in str(skip.value)

@@ -9,11 +9,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from energon_pack.samples.sample import Message
-from energon_pack.samples.skip import Reason, Skip
+from energon_pack.samples.sample import CONTENT_KEYS, THOUGHT_KEYS, Message
+from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
+from energon_pack.samples.weights import PART_WEIGHTS, TURN_WEIGHT_KEYS
 
 _QUESTION_KEYS = ("user", "human", "question")
 _ANSWER_KEYS = ("assistant", "gpt", "bot", "answer", "answers")
+#: what an answer may have beside its text
+_KEYS_OF_ANSWER = frozenset((*TURN_WEIGHT_KEYS, PART_WEIGHTS, *THOUGHT_KEYS, "tool_calls", "function_call"))
 _PAIR_KEYS = frozenset((*_QUESTION_KEYS, *_ANSWER_KEYS))
 
 
@@ -28,7 +31,7 @@ def question_and_answer_turns(question: Any, answer: Any) -> list[Message]:
 def turns_of_pair(message: Mapping[str, Any], index: int) -> list[Message] | None:
     """Return the question and the answer of one entry as turns; None: it has not one key of each.
 
-    Of several answers to one question, the first is taken.
+    Of several answers to one question, the first is taken. The answer has the entry's weights, thoughts and calls.
     """
     asks = [key for key in _QUESTION_KEYS if key in message]
     answers = [key for key in _ANSWER_KEYS if key in message]
@@ -40,7 +43,11 @@ def turns_of_pair(message: Mapping[str, Any], index: int) -> list[Message] | Non
     for key, text in ((asks[0], message[asks[0]]), (answers[0], answer)):
         if not isinstance(text, str):
             raise Skip(Reason.BAD_MESSAGE, f"message {index} has a {key} that is no text: {str(text)[:80]}")
-    return question_and_answer_turns(message[asks[0]], answer)
+    spelled = {key: message[key] for key in CONTENT_KEYS if isinstance(message.get(key), str | list)}
+    value_of_synonyms({answers[0]: answer, **spelled}, (answers[0], *spelled), "messages[].")
+    more = {key: item for key, item in message.items() if key in _KEYS_OF_ANSWER and (item or item == 0)}
+    question, answered = question_and_answer_turns(message[asks[0]], answer)
+    return [question, answered | more]
 
 
 def without_pair_keys(message: Mapping[str, Any]) -> dict[str, Any]:

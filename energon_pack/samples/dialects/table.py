@@ -36,32 +36,29 @@ class Dialect(NamedTuple):
 
 def turns_of_instruction(value: Mapping[str, Any], dialect: Dialect) -> list[Message]:
     """Make turns of an instruction (joined with its `input`) and an answer, after the turns of its `history`."""
-    asks, answers = dialect.required_fields
-    asked = [
-        _text_field(value, key, dialect) for key in (asks, "input") if key == asks or key in dialect.optional_fields
-    ]
-    question = joined_question(asked)
-    if not question:
-        raise _other_form_skip(dialect, asks, value[asks])
-    history = value.get("history") if "history" in dialect.optional_fields else None
-    return [
-        *_checked_history_turns(history, dialect),
-        *question_and_answer_turns(question, _text_field(value, answers, dialect)),
-    ]
+    answer = _text_field(value, dialect.required_fields[1], dialect)
+    return [*turns_of_question(value, dialect), turn("assistant", answer)]
 
 
-def joined_question(texts: list[Any]) -> str:
-    """Join an instruction and its input with a line break (LLaMA-Factory, ms-swift); empty texts are left out."""
-    return "\n".join(text for text in texts if isinstance(text, str) and text)
+def turns_of_question(value: Mapping[str, Any], dialect: Dialect) -> list[Message]:
+    """Make turns of a `history`, a list of [question, answer], and of an instruction, joined with its input.
 
+    A line break joins these two (LLaMA-Factory, ms-swift); an empty one is left out.
 
-def history_turns(history: Any) -> list[Message]:
-    """Return the turns of a list of [question, answer]; an entry that is no list becomes a user's turn."""
-    return [
-        turn(role, text)
-        for pair in history or []
-        for role, text in zip(("user", "assistant"), pair if isinstance(pair, list) else [pair], strict=False)
-    ]
+    Raises:
+        Skip: `bad_message`: one of them is no text, both are empty, or the history has another form.
+    """
+    asks, pairs = dialect.required_fields[0], value.get("history") or []
+    texts = [_text_field(value, key, dialect) for key in (asks, *dialect.optional_fields) if key != "history"]
+    if not any(texts):
+        raise _other_form_skip(dialect, asks, value.get(asks))
+    is_history = isinstance(pairs, list) and all(
+        isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in pairs
+    )
+    if not is_history:
+        raise _other_form_skip(dialect, "history", pairs)
+    earlier = [message for pair in pairs for message in question_and_answer_turns(*pair)]
+    return [*earlier, turn("user", "\n".join(filter(None, texts)))]
 
 
 def turns_of_prompt_and_completion(value: Mapping[str, Any], dialect: Dialect) -> list[Any]:
@@ -95,19 +92,9 @@ def turns_as_written(value: Mapping[str, Any], dialect: Dialect) -> list[Any]:
     return turns
 
 
-def _checked_history_turns(history: Any, dialect: Dialect) -> list[Message]:
-    pairs = history or []
-    is_pair = isinstance(pairs, list) and all(
-        isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in pairs
-    )
-    if not is_pair:
-        raise _other_form_skip(dialect, "history", history)
-    return history_turns(pairs)
-
-
 def _text_field(value: Mapping[str, Any], key: str, dialect: Dialect) -> str:
     text = value.get(key)
-    if not text and key not in dialect.required_fields:
+    if text is None or (not text and isinstance(text, list | dict) and key in dialect.optional_fields):
         return ""
     if not isinstance(text, str):
         raise _other_form_skip(dialect, key, text)
@@ -206,7 +193,8 @@ def fitting_reading(
         return first, {}
     said = _normalized_texts([value[key] for key in first.keys])
     texts = {key: _normalized_texts(value[key]) for key in others}
-    others = {key for key, own in texts.items() if not _are_contained(own, said) and not _are_contained(said, own)}
+    more = {key for key, own in texts.items() if not _are_contained(own, said)}
+    others = {key for key in more if not _are_contained(said, texts[key])}
     lists = [key for key in sorted(others & _DIALECT_FIELDS) if isinstance(value[key], list) and key != "answers"]
     rest = [*((way.name, way.keys) for way in ways), *((key, (key,)) for key in lists)] if others else []
     for name, keys in rest:
@@ -217,7 +205,7 @@ def fitting_reading(
             what = f"it can be read as {first.name!r} and as {name!r}, which say different things:"
             decides = hint if is_known else f"{_DECIDING_SETTINGS} decides"
             raise Skip(Reason.BAD_MESSAGE, f"{what} {decides}", hint if is_known else None)
-    return first, {key: [value[key]] for key in sorted(others)}
+    return first, {key: [value[key]] for key in sorted(more) if key in others or isinstance(value[key], list)}
 
 
 def no_conversation_skip(value: Mapping[str, Any], fields: str) -> Skip:
