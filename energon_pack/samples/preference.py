@@ -10,6 +10,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from energon_pack.samples.dialects.pairs import turn, without_pair_keys
 from energon_pack.samples.hint import Hint
 from energon_pack.samples.sample import Message
 from energon_pack.samples.settings import Take
@@ -25,6 +26,8 @@ _PROMPT_KEYS = ("prompt", "question")
 _ANSWER_OF_QUESTION = {"instruction": "output", "query": "response"}
 #: the keys of an answer in dialects without turns
 _ANSWER_KEYS = ("response", "output", "completion", "answer")
+#: roles of the turns that answer
+_ANSWER_ROLES = {"assistant", "gpt", "bot", "chatgpt", "bing", "model", "bard"}
 PREFERENCE_KEYS = frozenset(("chosen", "rejected", *_REJECTED_KEYS, *_OPENAI_KEYS, *LABEL_KEYS))
 
 
@@ -75,13 +78,16 @@ def with_rejected_as_chosen(value: Mapping[str, Any], keys: Sequence[str]) -> di
     key = next((key for key in keys if value.get(key)), keys[0])
     if value.get("rejected_images"):
         raise Skip(Reason.NO_PAIR, "rejected_images: both sides of a pair have the same media")
-    if _has_pair(value) and value["rejected"] != []:
-        return {**value, "chosen": value["rejected"]}
+    if _has_pair(value) and [] not in (value["chosen"], value["rejected"]):
+        prompts = {name: value[name] for name in (key, *_PROMPT_KEYS) if isinstance(value.get(name), list)}
+        chosen = _answer_turns(value["chosen"])
+        prompts = {name: _without_repeated_answer(turns, chosen) for name, turns in prompts.items()}
+        return {**value, **prompts, "chosen": value["rejected"]}
     turns, response = value.get("rejected_messages"), value.get("rejected_response")
     if turns:
         return {**value, key: turns}
     answers = next((name for name in _ANSWER_KEYS if value.get(name) is not None), None)
-    last = value[key][-1] if isinstance(value.get(key), list) else None
+    last = value[key][-1] if value.get(key) and isinstance(value[key], list) else None
     if isinstance(response, str) and isinstance(last, Mapping):
         names = {name: last[name] for name in ("role", "from") if name in last}
         return {**value, key: [*value[key][:-1], {**names, "content" if "role" in names else "value": response}]}
@@ -112,7 +118,8 @@ def _has_pair(value: Mapping[str, Any]) -> bool:
 
 def _is_good(label: Any) -> bool | None:
     """Tell whether a label calls an answer good; None: the value is neither true nor false."""
-    return {"true": True, "1": True, "false": False, "0": False}.get(str(label).lower())
+    words = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}  # pandas makes floats
+    return words.get(str(label).lower())
 
 
 def _prompt_turns(value: Mapping[str, Any], key: str) -> list[Message]:
@@ -125,10 +132,43 @@ def _prompt_turns(value: Mapping[str, Any], key: str) -> list[Message]:
 
 def _with_answer(prompt: list[Message], answer: Any) -> list[Any]:
     """Join a prompt and an answer, which is a text, a turn or turns; turns that repeat the prompt stand alone."""
-    if isinstance(answer, list):
-        first = answer[0] if answer and isinstance(answer[0], dict) else {}
-        begins_anew = first.get("role", first.get("from")) in ("system", "user", "human")
-        return answer if begins_anew else [*prompt, *answer]
-    if not prompt:
+    if _begins_anew(turns := _answer_turns(answer)):
+        return turns
+    if not (prompt := _without_repeated_answer(prompt, turns)) and not isinstance(answer, list):
         raise Skip(Reason.BAD_MESSAGE, "the chosen answer has no prompt: fields prompt, question or messages")
-    return [*prompt, answer if isinstance(answer, dict) else {"role": "assistant", "content": answer}]
+    return [*prompt, *turns]
+
+
+def _answer_turns(answer: Any) -> list[Any]:
+    return answer if isinstance(answer, list) else [answer if isinstance(answer, dict) else turn("assistant", answer)]
+
+
+def _without_repeated_answer(prompt: list[Message], turns: list[Any]) -> list[Message]:
+    """Return a prompt without the turns of the answer if it ends with them; raises Skip if it ends with another one."""
+    if not turns or not prompt or _begins_anew(turns):
+        return prompt
+    before, after = prompt[: -len(turns)], prompt[-len(turns) :]
+    if _role(after[0]) in _ANSWER_ROLES and [*map(_said, after)] == [*map(_said, turns)]:
+        return before
+    if {_role(prompt[-1]), _role(turns[0])} <= _ANSWER_ROLES:
+        detail = f"its turns end with another answer than chosen: {str(prompt[-1])[:80]}"
+        raise Skip(Reason.BAD_MESSAGE, f"{detail} (preference data end with a question, or with the chosen answer)")
+    return prompt
+
+
+def _begins_anew(turns: list[Any]) -> bool:
+    return turns != [] and _role(turns[0]) in ("system", "user", "human")
+
+
+def _role(message: Any) -> str:
+    """Return the role of a turn; a question with its answer, in one object, is an answer."""
+    message = message if isinstance(message, dict) else {}
+    is_pair = len(without_pair_keys(message)) < len(message)
+    return str(message.get("role", message.get("from", "assistant" if is_pair else "")))
+
+
+def _said(message: Any) -> tuple[Any, Any]:
+    """Return the text and the calls of a turn."""
+    message = message if isinstance(message, dict) else {}
+    text = message.get("content", message.get("value"))
+    return text.strip() if isinstance(text, str) else text, message.get("tool_calls")

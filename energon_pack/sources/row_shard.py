@@ -78,7 +78,8 @@ class RowShard(SourceFile):
             raise
         except Exception as error:  # raised by a class of another package
             raise Skip(Reason.INVALID_JSON, f"{type(self).__name__} can't read it: {one_line(error)}") from None
-        record = parse_row(map_record(value, settings), self.row_settings, settings)
+        value = self._with_lists(map_record(value, settings), settings)
+        record = parse_row(value, self.row_settings, settings)
         self._refuse_texts_of_bytes(record)
         return record
 
@@ -94,6 +95,10 @@ class RowShard(SourceFile):
     def value(self, raw: bytes) -> Any:
         """Parse a row into a JSON value; if an error is raised, the sample is left out, as `invalid_json`."""
         return load_json(raw)
+
+    def _with_lists(self, value: Any, settings: ReadSettings) -> Any:
+        """Return a row, behind `source.map`, with the lists that its file can only hold as texts; raises Skip."""
+        return value
 
     def media(self, record: Record, key: str, parts: Sequence[Part], look_up: LookUp) -> list[Part]:
         names = record.listed_media or []

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from energon_pack.samples.dialects.cells import with_lists_of_cells
 from energon_pack.samples.dialects.interleaved import INTERLEAVED_FIELDS
 from energon_pack.samples.dialects.rewrite import FILE_NAME_KEY
 from energon_pack.samples.media.kinds import MEDIA_KEYS
+from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.arrow_rows import ArrowTable
 from energon_pack.sources.csv_rows import delimiter_name, first_csv_places, index_csv
 from energon_pack.sources.jsonl.line_index import file_digest, make_index_table
@@ -84,6 +86,9 @@ class TableShard(RowShard):
     def value(self, raw: bytes) -> Any:
         """Parse a row; a column of media that has nothing there is null, for a placeholder may have lost its medium."""
         return {**self._media_columns, **super().value(raw)}
+
+    def _with_lists(self, value: Any, settings: ReadSettings) -> Any:
+        return with_lists_of_cells(value, settings)
 
     def digest(self) -> str:
         """Hash all of a CSV; of others the size, first 64 KiB and last 1 MiB, where a Parquet names its columns."""

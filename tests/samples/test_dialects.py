@@ -8,6 +8,7 @@ import pytest
 
 from energon_pack.samples.dialects.table import DIALECTS
 from energon_pack.samples.media.requested import medium_settings_of
+from energon_pack.samples.pairs import read_record
 from energon_pack.samples.record import Record, parse_record
 from energon_pack.samples.sample import REASONING_KEYS, Message
 from energon_pack.samples.settings import ReadSettings, SampleType, Take
@@ -354,6 +355,44 @@ def test_what_is_labelled_false_is_left_out_by_choice() -> None:
     with pytest.raises(Skip, match="not_chosen: label=False") as skip:
         parse_record({"messages": CHAT, "label": False}, CHOSEN)
     assert skip.value.reason.is_policy
+
+
+@pytest.mark.parametrize("good", [1.0, "1.0", "True"])
+@pytest.mark.parametrize("bad", [0.0, "0.0", "False"])
+def test_a_label_is_a_float_where_pandas_made_the_column_one(good: Any, bad: Any) -> None:
+    """With one label missing all others are floats: the bad answers were trained."""
+    assert parse_record({"messages": CHAT, "label": good}, CHOSEN).messages == CHAT
+    for record in ({"messages": CHAT}, {"prompt": "q", "completion": "bad"}):
+        with pytest.raises(Skip, match="not_chosen: label="):
+            parse_record({**record, "label": bad}, CHOSEN)
+
+
+@pytest.mark.parametrize("chosen", ["good", " good\n", GOOD, [GOOD]])
+@pytest.mark.parametrize("field", ["messages", "prompt"])
+def test_a_chosen_answer_that_the_conversation_has_is_trained_once(field: str, chosen: Any) -> None:
+    """It was trained twice."""
+    record = parse_record({field: CHAT, "chosen": chosen, "rejected": "bad"}, CHOSEN)
+    assert [(turn["role"], turn["content"].strip()) for turn in record.messages] == [
+        ("user", "q"),
+        ("assistant", "good"),
+    ]
+
+
+@pytest.mark.parametrize("last", [{**GOOD, "content": "other"}, {"user": "q", "assistant": "good"}])
+def test_turns_that_end_with_another_answer_are_no_prompt(last: Message) -> None:
+    """Both answers were trained, although one alone can be right."""
+    for settings in (CHOSEN, ReadSettings(take=Take.both)):
+        with pytest.raises(Skip, match="bad_message: its turns end with another answer than chosen"):
+            read_record(
+                lambda own: parse_record({"messages": [USER, last], "chosen": "good", "rejected": "bad"}, own), settings
+            )
+
+
+def test_a_prompt_may_end_with_a_call_whose_result_is_chosen() -> None:
+    call = {"role": "assistant", "content": "", "tool_calls": [{"name": "f", "arguments": {}}]}
+    result = {"role": "tool", "content": "1"}
+    record = parse_record({"prompt": [USER, call], "chosen": [result, GOOD], "rejected": [result, BAD]}, CHOSEN)
+    assert [turn["role"] for turn in record.messages] == ["user", "assistant", "tool", "assistant"]
 
 
 def test_an_answer_without_its_prompt_is_no_sample() -> None:

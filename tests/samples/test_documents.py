@@ -34,6 +34,13 @@ def test_forms_of_a_document(value: dict[str, Any], settings: ReadSettings) -> N
     assert parse_record(value, settings).messages == DOCUMENT
 
 
+@pytest.mark.parametrize("text", ["[1, 2, 3]", '[{"a": 1}]', "['a', 'b']"])
+def test_a_document_may_be_a_list(text: str) -> None:
+    """A JSON file in a corpus of code was taken for turns, and left out."""
+    settings = ReadSettings("content", SampleType.document)
+    assert parse_record({"content": text}, settings).messages == [{"role": "document", "content": text}]
+
+
 @pytest.mark.parametrize(
     ("value", "roles"),
     [

@@ -35,6 +35,7 @@ FORMS: dict[str, dict[str, Any]] = {
         "chosen": {"from": "gpt", "value": "good"},
         "rejected": {"from": "gpt", "value": "bad"},
     },
+    "the good one twice": {"conversations": [USER, GOOD], "chosen": "good", "rejected": "bad"},
     "ms-swift": {"messages": [USER, GOOD], "rejected_response": "bad"},
     "ms-swift, query": {"query": "q", "response": "good", "rejected_response": "bad"},
     "ms-swift, conversations": {
@@ -104,6 +105,12 @@ def test_images_stand_in_the_prompt_of_both(tmp_path: Path) -> None:
         ({"messages": [USER, GOOD], "label": True}, "no_pair: it has no two answers"),
         ({"messages": [USER, GOOD], "label": False}, "no_pair: it has no two answers"),
         ({"caption": "good"}, "no_pair: it has no two answers"),
+        ({"messages": [], "id": 2}, "no_pair: it has no two answers"),  # these ended the run
+        ({"messages": [], "rejected_response": "bad"}, "no_pair: rejected_response is no text"),
+        ({"input": {"messages": []}, "preferred_output": []}, "no_pair: it has no two answers"),
+        ({"prompt": [], "completion": [], "label": True}, "no_pair: it has no two answers"),
+        ({"prompt": "q", "chosen": "good", "rejected": []}, "no_pair: it has no two answers"),
+        ({"prompt": "q", "chosen": [], "rejected": "bad"}, "no_pair: it has no two answers"),
         ({"input": {"messages": [USER]}, "preferred_output": [GOOD]}, "no_pair: it has no two answers"),
         ({"prompt": "q", "chosen": "good", "rejected": "good"}, "equal_answers: both sides have the same answer"),
         ({"prompt": "q", "chosen": "", "rejected": "bad"}, "empty_answer: the chosen answer says nothing"),

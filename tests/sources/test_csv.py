@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from energon_pack.errors import PackError
+from energon_pack.samples.dialects.cells import with_lists_of_cells
+from energon_pack.samples.settings import ReadSettings, Take
 from energon_pack.samples.skip import Skip
 from energon_pack.sources import csv_rows
 from energon_pack.sources.csv_rows import CsvRecordScanner, CsvTable, csv_of, index_csv
@@ -121,6 +123,81 @@ def test_columns_are_those_of_the_dialects(tmp_path: Path) -> None:
         tables[line.getvalue()] = ["it's?", "yes"]
     for text, expected in tables.items():
         assert texts_of(read_text(tmp_path / "a.csv", text)) == expected, text
+
+
+USER, GOOD, BAD = ({"role": r, "content": t} for r, t in (("user", "q"), ("assistant", "good"), ("assistant", "bad")))
+
+
+def read_row(path: Path, row: dict[str, str], **settings: Any) -> Read:
+    """The only sample of a CSV with one row."""
+    line = io.StringIO()
+    csv.writer(line).writerows([[*row], [*row.values()]])
+    (sample,) = read_text(path, line.getvalue(), **settings).values()
+    return sample
+
+
+@pytest.mark.parametrize("written", [repr, json.dumps], ids=["Python", "JSON"])
+def test_a_cell_that_is_a_list_is_one(tmp_path: Path, written: Callable[[Any], str]) -> None:
+    """`['cat', 'kitty']` was trained, brackets and all, and turns with their roles; a history of `[]` cost its row."""
+    path, twice = tmp_path / "a.csv", written(["one", 'say "Go!" "No!"'])
+    history = {"instruction": "i", "output": "o", "history": written([["p", "r"]])}
+    rows: list[tuple[dict[str, str], list[str]]] = [
+        ({"question": "q", "answers": written(["cat", "kitty"])}, ["q", "cat"]),
+        ({"questions": twice, "answers": twice}, ["one", "one", 'say "Go!" "No!"', 'say "Go!" "No!"']),
+        ({"prompts": twice, "captions": written(["a", "b"])}, ["one", "a", 'say "Go!" "No!"', "b"]),
+        (history, ["p", "r", "i", "o"]),
+        ({**history, "history": "[]"}, ["i", "o"]),
+        ({"prompt": written([USER]), "completion": written([GOOD])}, ["q", "good"]),
+    ]
+    for row, texts in rows:
+        assert read_row(path, row) == (texts, [])
+    pairs = [
+        ({"prompt": "q"}, [USER, GOOD], [USER, BAD]),
+        ({"prompt": written([USER])}, [GOOD], [BAD]),
+        ({"conversations": written([USER])}, GOOD, BAD),
+    ]
+    for prompt, good, bad in pairs:
+        row = {**prompt, "chosen": written(good), "rejected": written(bad)}
+        assert read_row(path, row, take=Take.chosen) == (["q", "good"], [])
+    sides = {"messages": written([USER, GOOD]), "rejected_messages": written([USER, BAD])}
+    assert read_row(path, sides, take=Take.both) == (["q", "good"], [])
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["['a', 'b']", "[1, 2]", "[[1, 2]]", '[{"name": "Bo", "role": "cook"}]', "[{'role': 'user', 'content': 'x'}]"],
+)
+def test_an_answer_that_is_a_list_stays_a_text(tmp_path: Path, answer: str) -> None:
+    """An answer in JSON or code is what is trained."""
+    path = tmp_path / "a.csv"
+    for row in ({"prompt": "q", "completion": answer}, {"question": "q", "answer": answer}):
+        assert read_row(path, row) == (["q", answer], [])
+    pair = {"prompt": "q", "chosen": answer, "rejected": "bad"}
+    assert read_row(path, pair, take=Take.chosen) == (["q", answer], [])
+    if "'" not in answer:
+        assert read_row(path, {"question": "q", "answers": answer}) == (["q", answer], [])
+    (tmp_path / "a.jsonl").write_text(json.dumps({"question": "q", "answers": answer}))  # it can hold lists
+    assert texts_of(read(tmp_path / "a.jsonl")) == ["q", answer]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"question": "q", "answers": str(np.array(["cat", "kitty"], object))},
+        {"prompt": str(np.array([USER, GOOD, USER])), "completion": repr([GOOD])},
+        {"prompt": "q", "chosen": str(np.array([USER, GOOD])), "rejected": str(np.array([USER, BAD]))},
+    ],
+)
+def test_a_list_as_numpy_prints_it_is_named(tmp_path: Path, row: dict[str, str]) -> None:
+    """pandas writes it so after reading Parquet; it was trained as a text."""
+    said = read_row(tmp_path / "a.csv", row, take=Take.chosen)
+    assert "is a list as numpy prints it" in str(said)
+
+
+def test_fields_that_are_not_read_stay_as_they_are(tmp_path: Path) -> None:
+    row = {"messages": repr([USER, GOOD]), "answers": "['a']", "history": "[['p', 'r']]"}
+    assert with_lists_of_cells(row, ReadSettings()) == row
+    assert read_row(tmp_path / "a.csv", row) == (["q", "good"], [])
 
 
 def test_bad_rows_cost_themselves(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from energon_pack.lengths.index import refuse_damaged_sources
-from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.settings import ReadSettings, Take
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
@@ -17,8 +17,8 @@ from energon_pack.sources.wds import index_metadata
 Read = tuple[list[str], list[bytes]] | str
 
 
-def read(path: Path, **settings: Any) -> dict[str, Read]:
-    """Every sample of a source, as packing reads it, by its key."""
+def read(path: Path, take: Take | None = None, **settings: Any) -> dict[str, Read]:
+    """Every sample of a source, as packing reads it, by its key; `take`: of preference data."""
     found: dict[str, Read] = {}
     with Reader() as reader:
         for shard in find_source(SourceConfig(path=str(path), **settings), str(path)).shards:
@@ -29,7 +29,7 @@ def read(path: Path, **settings: Any) -> dict[str, Read]:
                 try:
                     if row.reason is not None:
                         raise Skip(Reason(row.reason), row.detail or "")
-                    sample = read_sample(reader, shard, row, ReadSettings())
+                    sample = read_sample(reader, shard, row, ReadSettings(take=take))
                 except Skip as skip:
                     found[row.key] = str(skip)
                     continue

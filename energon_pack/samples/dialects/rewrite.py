@@ -8,7 +8,9 @@ import json
 import re
 import warnings
 from collections.abc import Mapping
-from itertools import chain
+from io import StringIO
+from itertools import chain, pairwise
+from tokenize import STRING, generate_tokens
 from typing import Any
 
 from energon_pack.samples.dialects.interleaved import INTERLEAVED_FIELDS, with_document_as_messages
@@ -18,21 +20,23 @@ from energon_pack.samples.keys import without_synonyms
 from energon_pack.samples.media.kinds import MEDIA_KEYS, kind_by_extension
 from energon_pack.samples.raw_json import RECORD_WEIGHT_KEYS, parse_json_or_skip
 from energon_pack.samples.sample import MESSAGE_KEYS
-from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.settings import ReadSettings, SampleType
 from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
 
 _RENAMED_FIELDS = ("messages", "prompt", "response", "system", "tools", "images", "videos", "audios", "id")
 _RENAMED_ROLES = ("user", "assistant", "system", "tool")
 _SHAREGPT_KEYS = {"role": "from", "content": "value"}
 #: fields of preference data that hold one turn or several
-_ANSWER_FIELDS = ("chosen", "rejected")
+ANSWER_FIELDS = ("chosen", "rejected")
 _MAX_PYTHON_CHARS = 1 << 20  # of a list as Python writes it, whose syntax tree takes much memory
 #: how numpy prints a list of texts: Python reads them as one
-_TEXTS_WITHOUT_COMMA = re.compile(r"""['"]\s+['"]""")
+TEXTS_WITHOUT_COMMA = re.compile(r"""['"]\s+['"]""")
 #: what `datasets.ImageFolder` calls a column of names of files
 FILE_NAME_KEY = re.compile(rf"({'|'.join(MEDIA_KEYS)})_file_names?")
 #: fields whose list may be written as JSON text, as a cell of a table has it
-_LIST_FIELDS = frozenset((*MESSAGE_KEYS, *TURN_FIELDS, *MEDIA_KEYS, *chain(*INTERLEAVED_FIELDS.items())))
+_LIST_FIELDS = frozenset(
+    (*MESSAGE_KEYS, *TURN_FIELDS, *MEDIA_KEYS, *chain(*INTERLEAVED_FIELDS.items()), "rejected_messages")
+)
 
 
 def rewrite_record(value: Any, settings: ReadSettings) -> Any:
@@ -51,7 +55,8 @@ def rewrite_record(value: Any, settings: ReadSettings) -> Any:
 
 def _with_parsed_lists(value: dict[str, Any], settings: ReadSettings) -> dict[str, Any]:
     columns = settings.columns
-    named = (settings.messages_key, columns.messages, columns.images, columns.videos, columns.audios)
+    own = None if settings.sample_type is SampleType.document else settings.messages_key  # a document may be any text
+    named = (own, columns.messages, columns.images, columns.videos, columns.audios)
     texts = {
         key: text for key, text in value.items() if isinstance(text, str) and (key in _LIST_FIELDS or key in named)
     }
@@ -74,14 +79,21 @@ def parsed_text(text: str) -> Any:
 
 
 def _parsed_python(text: str) -> Any:
-    if len(text) > _MAX_PYTHON_CHARS or _TEXTS_WITHOUT_COMMA.search(text):
+    if len(text) > _MAX_PYTHON_CHARS:
         return None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of backslashes
-            return parse_json_or_skip(json.dumps(ast.literal_eval(text)), RECORD_WEIGHT_KEYS)
+            value = parse_json_or_skip(json.dumps(ast.literal_eval(text)), RECORD_WEIGHT_KEYS)
     except (Skip, ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None
+    return None if TEXTS_WITHOUT_COMMA.search(text) and _joins_texts(text) else value
+
+
+def _joins_texts(text: str) -> bool:
+    """Tell whether two texts of a Python value meet without a comma, so that Python reads them as one."""
+    kinds = [token.type for token in generate_tokens(StringIO(text).readline) if token.string.strip()]
+    return (STRING, STRING) in pairwise(kinds)
 
 
 def with_our_names(record: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
@@ -152,6 +164,6 @@ def with_renamed_turns(
     turns = {
         key: [*map(turn, item)] if isinstance(item, list) else turn(item)
         for key, item in value.items()
-        if (key in fields and isinstance(item, list)) or (key in _ANSWER_FIELDS and isinstance(item, list | dict))
+        if (key in fields and isinstance(item, list)) or (key in ANSWER_FIELDS and isinstance(item, list | dict))
     }
     return value | turns

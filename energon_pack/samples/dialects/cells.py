@@ -1,0 +1,81 @@
+"""Reads the cells of a table that hold a list as a text, as each list in a CSV is one. Pure.
+
+    {"question": "q", "answers": "['cat', 'kitty']"} ──with_lists_of_cells──► {"question": "q", "answers": ["cat", …]}
+
+Lists under names that hold nothing else (`messages`, `images` …) are texts in JSONL, too: `rewrite_record` reads them.
+"""
+
+import re
+from typing import Any
+
+from energon_pack.samples.dialects.rewrite import (
+    ANSWER_FIELDS,
+    TEXTS_WITHOUT_COMMA,
+    parsed_text,
+    rename_fields_and_roles,
+)
+from energon_pack.samples.dialects.table import possible_readings
+from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.skip import Reason, Skip
+
+#: fields of texts and their answers, of which one may be turns if the other is
+_PROMPTED_FIELDS = ("prompt", "completion")
+#: fields of several texts
+_TEXTS_FIELDS = ("questions", "answers", "prompts", "captions")
+#: how numpy prints a list of turns, and what Python can't read in it
+_NUMPY_TURNS = re.compile(r"\s*\[\{'(role|from|content|value)': ")
+_NO_PYTHON = re.compile(r"\}\s+\{|array\(")
+
+
+def with_lists_of_cells(row: Any, settings: ReadSettings) -> Any:
+    """Return a row of a table with lists in place of its texts that are lists: a cell of a CSV holds only text.
+
+    These are lists of texts, a history, and turns where both sides are turns: a prompt and its completion, or the two
+    answers of preference data. A single answer that is another list stays a text, and so does what is not read.
+
+    Raises:
+        Skip: `bad_message`: numpy wrote one of these lists, without commas.
+    """
+    fields = (*_TEXTS_FIELDS, "history", *_PROMPTED_FIELDS, *ANSWER_FIELDS)
+    texts = {key: row[key] for key in fields if isinstance(row.get(key), str)} if isinstance(row, dict) else {}
+    cells = {key: parsed_text(text) for key, text in texts.items() if text.lstrip()[:1] in ("[", "{")}
+    if not cells:
+        return row
+    renamed = rename_fields_and_roles(row, settings) if settings.has_renames else row
+    reading = next(possible_readings(renamed, settings), None)
+    read = [key for key in cells if reading is None or key in reading.keys]
+    values = {key: texts[key] if cell is None else cell for key, cell in cells.items()}
+    turns = {key for key in values if _are_turns(values[key], settings)}
+    lists = [key for key in read if key in _TEXTS_FIELDS and _are_texts(values[key])]
+    lists += [key for key in read if key == "history" and _is_list_of(cells[key], list)]
+    if turns.issuperset(_PROMPTED_FIELDS) or all(row.get(key) is not None for key in ANSWER_FIELDS):
+        lists += [key for key in read if key in _PROMPTED_FIELDS and key in turns]
+    lists += ANSWER_FIELDS if turns.issuperset(ANSWER_FIELDS) else ()
+    if unread := next((key for key in lists if cells[key] is None), None):
+        advice = "json.dumps(list(…)) writes it with commas"
+        raise Skip(Reason.BAD_MESSAGE, f"{unread} is a list as numpy prints it: {texts[unread][:80]} ({advice})")
+    return row | {key: cells[key] for key in lists}
+
+
+def _is_list_of(value: Any, kind: type) -> bool:
+    return isinstance(value, list) and all(isinstance(item, kind) for item in value)
+
+
+def _are_texts(value: Any) -> bool:
+    """Tell whether a value is a list of texts; a text: if numpy wrote it."""
+    if isinstance(value, str):
+        return value.rstrip().endswith("]") and TEXTS_WITHOUT_COMMA.search(value) is not None
+    return _is_list_of(value, str)
+
+
+def _are_turns(value: Any, settings: ReadSettings) -> bool:
+    """Tell whether a value is a turn or turns: objects with a role, and a text or calls; a text: if numpy wrote it."""
+    if isinstance(value, str):
+        is_whole = _NUMPY_TURNS.match(value) and value.rstrip().endswith("}]")
+        return bool(is_whole and _NO_PYTHON.search(value))
+    turns = value if isinstance(value, list) else [value]
+    roles = {"role", "from", settings.columns.role}
+    contents = {"content", "value", "tool_calls", settings.columns.content}
+    return turns != [] and all(
+        isinstance(turn, dict) and not roles.isdisjoint(turn) and not contents.isdisjoint(turn) for turn in turns
+    )
