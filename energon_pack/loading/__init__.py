@@ -22,7 +22,7 @@ from energon_pack.samples.documents import document_of
 from energon_pack.samples.flavors import FLAVORS, UNPACKED_FLAVOR, load_pack, packed_flavor_or_default
 from energon_pack.samples.flavors.base import Flavor, PackedFlavor
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media_parts import listed_parts, media_parts
+from energon_pack.samples.media_parts import listed_parts, media_parts, refuse_other_kinds
 from energon_pack.samples.member import media_fields
 from energon_pack.samples.options import option_fields, options_of
 from energon_pack.samples.parts import Parts, ReadMedia, kind_of, media_by_kind, patch_positions_of
@@ -108,6 +108,7 @@ def load_multi_mix_qa(parts: Parts, settings: ReadSettings = _AUTO_SETTINGS) -> 
     record = _record_of_parts(parts, settings)
     chosen = media_parts(record, key, files)
     kinds = [kind_of(parts, part.name) for part in chosen]
+    refuse_other_kinds(record, key, chosen, kinds)
     placed = placed_record(record, kinds)
     arrays = [
         patch_positions_of(parts[listed_parts([name], key, files)[0].name]) if name else None
@@ -127,7 +128,8 @@ def _record_of_parts(parts: Parts, settings: ReadSettings) -> Record:
     if "json" in parts:
         json_part = parts["json"]
         return parse_record(load_json(json_part) if isinstance(json_part, bytes) else json_part, settings)
-    text = parts["txt"] if isinstance(parts["txt"], str) else parts["txt"].decode()
+    txt = parts["txt"]
+    text = txt.removeprefix("\ufeff") if isinstance(txt, str) else txt.decode("utf-8-sig")
     return Record(document_of(text)) if settings.sample_type is SampleType.document else caption_record(text, settings)
 
 

@@ -26,12 +26,13 @@ from energon_pack.samples.media.kinds import KINDS, MEDIA_KEYS
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.media.requested import with_requested_settings
+from energon_pack.samples.media_parts import refuse_other_kinds
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.missing_pictures import find_document_pictures, is_document_with_named_pictures
 from energon_pack.samples.options import options_of
 from energon_pack.samples.pairs import read_record
 from energon_pack.samples.record import Record, with_use_audio_setting
-from energon_pack.samples.sample import MediaPart, media_type, media_type_by_name
+from energon_pack.samples.sample import MediaPart, Part, media_type, media_type_by_name
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.unread_media import leaf_values, media_file_names, refuse_unread_media
@@ -139,7 +140,9 @@ class UserSamples:
             else:
                 opened = [self._read_medium(by_name.get(name, name)) for name in record.listed_media or ()]
             media_found = [_probed_medium(medium) for _, medium in opened]
-            placed = placed_record(record, [medium.kind for medium in media_found])
+            kinds = [medium.kind for medium in media_found]
+            refuse_other_kinds(record, "", [Part(name, 0, 0) for name in record.listed_media or ()], kinds)
+            placed = placed_record(record, kinds)
             fields = placed.record.fields
             if settings.media is None:
                 refuse_unread_media(placed.record, [name for name, _ in opened], bool(opened), self._kind_of)

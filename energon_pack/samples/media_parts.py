@@ -1,13 +1,18 @@
 """Finds the media among a sample's parts: those that its JSON lists, or all that look like media."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
 
 from energon_pack.samples.dialects.pictures import DOWNLOAD_ADVICE
-from energon_pack.samples.media.kinds import kind_by_extension
+from energon_pack.samples.media.kinds import IMAGE, KINDS, MEDIA_KEYS, kind_by_extension
 from energon_pack.samples.placeholders import num_text_placeholders
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import Part
 from energon_pack.samples.skip import Reason, Skip
+
+#: the kind of media that a key of a record, or a content part, lists
+_KIND_OF_KEY = {name: kind for kind, medium in KINDS.items() for name in (*medium.keys, f"content[].{kind}")}
 
 
 def media_parts(record: Record, key: str, parts: Sequence[Part]) -> list[Part]:
@@ -46,6 +51,43 @@ def listed_parts(listed_media: Sequence[str], key: str, parts: Sequence[Part]) -
             raise Skip(Reason.MISSING_MEDIA, f"{listed!r} is listed, the parts are {sorted(by_name)[:8]}")
         chosen.append(part)
     return _refuse_tar_links(chosen)
+
+
+def refuse_other_kinds(record: Record, key: str, parts: Sequence[Part], kinds: Sequence[str]) -> None:
+    """Raise Skip (`placeholder_mismatch`) if a medium is of another kind than the key, or content part, that lists it.
+
+    Keys of images list any medium: LLaVA's `image` may be a video, and ImageFolder's `file_name` becomes an `image`.
+
+    `key`: of the sample. `parts`: its media; `kinds`: the kind of each, by its content.
+    """
+    contents = (message["content"] for message in record.messages if isinstance(message["content"], list))
+    in_content = ((f"content[].{part['type']}", part["name"]) for c in contents for part in c if "name" in part)
+    for listed_by, name in (*record.listed_by_kind, *in_content, *_listings_in_fields(record.fields)):
+        meant, found = _KIND_OF_KEY[listed_by], _kinds_of_name(name, key, parts, kinds)
+        if found and meant not in (IMAGE.kind, *found):
+            right = listed_by.replace(meant, found[0])
+            detail = f"{listed_by} lists {name[:80]}, which is {KINDS[found[0]].noun}"
+            ways = f"convert it to {KINDS[meant].formats[0].extension}, or list it under {right}"
+            raise Skip(Reason.PLACEHOLDER_MISMATCH, f"{detail}: {ways}")
+
+
+def _listings_in_fields(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield key and name of the media that fields of a tar's sample list; of a name under several keys, the first."""
+    seen = set[str]()
+    for key in MEDIA_KEYS:
+        for entry in items if isinstance(items := fields.get(key), list) else [items]:
+            name = entry.get("path") if isinstance(entry, Mapping) else entry
+            if isinstance(name, str) and name not in seen:
+                seen.add(name)
+                yield key, name
+
+
+def _kinds_of_name(name: str, key: str, parts: Sequence[Part], kinds: Sequence[str]) -> list[str]:
+    """Return the kind of the part that a sample names; of the parts with its extension, if none has the name."""
+    with suppress(Skip):
+        return [kinds[parts.index(listed_parts([name], key, parts)[0])]]
+    extension = name.rpartition(".")[2].lower()
+    return [kind for part, kind in zip(parts, kinds, strict=True) if part.name.rpartition(".")[2].lower() == extension]
 
 
 def _refuse_tar_links(parts: list[Part]) -> list[Part]:

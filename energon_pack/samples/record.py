@@ -62,6 +62,8 @@ class Record:
     tools: list[Any] | None = None
     #: names of the media in the sample's order; None: all media parts, in the tar's order
     listed_media: list[str] | None = None
+    #: key and name of media that a line's keys of kinds list, as `("videos", "a.mp4")`; `fields` lack these keys
+    listed_by_kind: list[tuple[str, str]] = field(default_factory=list)
     #: one of `MEDIA_TYPES`, as the sample or its content parts declare
     declared: str | None = None
     #: the sample's other fields, unchanged

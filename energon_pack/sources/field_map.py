@@ -63,7 +63,7 @@ class FieldMap:
         """Return the JSON value of a sample from the bytes of its record part; raises Skip if a field is missing."""
         if not _is_json(part):
             try:
-                return {name: raw.decode().strip() for name, _ in self.fields}
+                return {name: raw.decode("utf-8-sig").strip() for name, _ in self.fields}
             except UnicodeDecodeError as error:
                 raise Skip(Reason.BAD_MESSAGE, f"the {part} is not UTF-8: {error}") from None
         value = load_json(raw)

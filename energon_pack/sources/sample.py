@@ -28,6 +28,7 @@ from energon_pack.samples.media.kinds import KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe_part
 from energon_pack.samples.media.requested import with_requested_settings
+from energon_pack.samples.media_parts import refuse_other_kinds
 from energon_pack.samples.missing_pictures import find_document_pictures, is_document_with_named_pictures
 from energon_pack.samples.options import options_of
 from energon_pack.samples.raw_json import load_json
@@ -73,6 +74,7 @@ def _read_indexed(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSet
         looked_at = _read_headers(reader, shard, listed)
         kinds = [medium.kind for medium in looked_at]
         seems = media_type(kinds)
+        refuse_other_kinds(record, source_key(row.key), listed, kinds)
         placed = placed_record(record, kinds)
         if settings.media is None:
             _refuse_unread(reader, shard, row, placed.record, [part.name for part in listed])

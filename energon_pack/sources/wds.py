@@ -248,7 +248,7 @@ def record_of(raw: bytes, part: str, has_media: bool, settings: ReadSettings) ->
     if not is_document and (not has_media or settings.sample_type not in (SampleType.auto, SampleType.captioning)):
         raise Skip(Reason.MISSING_JSON, "only a txt")
     try:
-        text = raw.decode()
+        text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise Skip(Reason.BAD_MESSAGE, f"the txt is not UTF-8: {error}") from None
     if settings.takes_rejected:

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import re
 import shutil
 import zipfile
 from pathlib import Path
@@ -15,10 +16,12 @@ import pytest
 from energon_pack.config import Format
 from energon_pack.config.schema import MediaIn, PackConfig
 from energon_pack.errors import PackError
+from energon_pack.online.user_dataset import UserSamples
 from energon_pack.pack import pack
 from energon_pack.samples.bytes import ByteRange, as_file
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import Part
+from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.sources import storage
 from energon_pack.sources.find import shard_of_file
@@ -30,7 +33,7 @@ from energon_pack.sources.storage import File, FileState, InMemory, open_file, s
 from support.packed import Make, files, samples
 from support.read_source import read
 from support.running import command_here
-from support.samples import chat, noise, picture, write_tar
+from support.samples import chat, noise, picture, sound, video, write_tar
 
 
 def lines_in(folder: Path, *lines: bytes) -> Shard:
@@ -292,3 +295,72 @@ def test_metadata_of_an_image_folder(tmp_path: Path) -> None:
     assert captioned[1] == [PNG]
     assert captioned[0][-1] == "a cat"
     assert document == (["a page"], [])
+
+
+GIF = picture(56, 56, "GIF")
+OF_IMAGE = "placeholder_mismatch: {} lists g.gif, which is an image: convert it to {}, or list it under {}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "content", "said"),
+    [
+        ({"videos": ["g.gif"]}, "<video>?", OF_IMAGE.format("videos", "mp4", "images")),
+        ({"videos": ["g.gif"]}, "?", OF_IMAGE.format("videos", "mp4", "images")),
+        ({"video": "g.gif"}, "<image>\n?", OF_IMAGE.format("video", "mp4", "image")),  # LLaVA-Video
+        ({"video": {"path": "g.gif"}}, "?", OF_IMAGE.format("video", "mp4", "image")),
+        ({"audios": ["g.gif"]}, "?", OF_IMAGE.format("audios", "wav", "images")),
+        ({"images": ["v.mp4"], "videos": ["g.gif"]}, "<image><video>?", OF_IMAGE.format("videos", "mp4", "images")),
+        ({}, [{"type": "video", "video": "g.gif"}], OF_IMAGE.format("content[].video", "mp4", "content[].image")),
+        (
+            {},
+            [{"type": "video_url", "video_url": {"url": "g.gif"}}],
+            OF_IMAGE.format("content[].video", "mp4", "content[].image"),
+        ),
+        (
+            {"audios": ["v.mp4"]},
+            "?",
+            "placeholder_mismatch: audios lists v.mp4, which is a video: convert it to wav, or list it under videos",
+        ),
+    ],
+)
+def test_a_medium_of_another_kind_than_its_key_is_refused(
+    tmp_path: Path, fields: dict[str, Any], content: Any, said: str
+) -> None:
+    """A moving GIF under `videos` was trained as one still, a film under `audios` as a film; two changed places.
+
+    In lines, in a table, and in a user's own dataset.
+    """
+    (tmp_path / "g.gif").write_bytes(GIF)
+    (tmp_path / "v.mp4").write_bytes(video(3))
+    row = {"messages": [{"role": "user", "content": content}, {"role": "assistant", "content": "a"}], **fields}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row))
+    columns = {name: [json.dumps(value) if isinstance(value, list) else value] for name, value in row.items()}
+    pq.write_table(pa.table(columns), tmp_path / "b.parquet")
+    assert [read(tmp_path / name) for name in ("a.jsonl", "b.parquet")] == [{"1": said}, {"0": said}]
+    with pytest.raises(Skip, match=re.escape(said)):
+        UserSamples([row], ReadSettings(), str(tmp_path)).read(0)
+
+
+def test_neutral_names_of_media_say_no_kind(tmp_path: Path) -> None:
+    """Content decides what a `file_name` is, what an image is that LLaVA's `image` lists, and frames are images."""
+    for name, data in (("g.gif", GIF), ("v.mp4", video(3)), ("s.wav", sound(9000))):
+        (tmp_path / name).write_bytes(data)
+    turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "a"}]
+    rows: list[tuple[dict[str, Any], str]] = [
+        ({"image": "v.mp4"}, "<video>?"),
+        ({"images": ["g.gif"]}, "<image>?"),
+        ({"media_files": ["g.gif"]}, "<image>?"),
+        ({"audios": ["s.wav"]}, "<audio>?"),
+        ({"videos": [["g.gif", "g.gif"]]}, "<image><image>?"),
+        ({"image": "g.gif", "video": "v.mp4"}, "<image><video>?"),
+    ]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"messages": turns, **row}) + "\n" for row, _ in rows))
+    found = read(tmp_path / "a.jsonl")
+    assert [one if isinstance(one, str) else one[0][0] for one in found.values()] == [text for _, text in rows]
+    folder = tmp_path / "metadata.csv"
+    folder.write_text("file_name,text\ng.gif,A\nv.mp4,B\ns.wav,C\n")
+    assert [one[0][0] for one in read(folder).values()] == ["<image>", "<video>", "<audio>"]
+    folder.write_text("video_file_name,text\ng.gif,A\nv.mp4,B\n")
+    refused, taken = read(folder).values()
+    assert refused == OF_IMAGE.format("video", "mp4", "image")
+    assert taken[0][0] == "<video>"

@@ -4,6 +4,7 @@ Where two of them differed, a length would be of another text than the one that 
 """
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from energon_pack.samples.cut import Cut
 from energon_pack.samples.sample import MediaPart, Part
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
+from energon_pack.sources.field_map import FieldMap
 from energon_pack.sources.find import shard_of_file
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, MeasuredRow, rows_of
@@ -146,3 +148,52 @@ def test_what_a_sample_that_is_left_out_seems_to_be(
     with pytest.raises(Skip, match=reason) as skip:
         read_sample(reader, shard, row, READ)
     assert skip.value.media_type == seems
+
+
+@pytest.mark.parametrize("key", ["videos", "video"])
+@pytest.mark.parametrize("content", ["What?", "<image>\nWhat?"])
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [("gif", "k.gif"), ("0.gif", "0.gif"), ("0.gif", "clips/17.gif"), ("mp4", "clips/17.mp4"), ("mp4", "./k.mp4")],
+)
+def test_a_moving_image_of_a_tar_is_no_video(
+    tmp_path: Path, reader: Reader, key: str, content: str, part: str, name: str
+) -> None:
+    """It was trained as one still, in packs and from unpacked samples."""
+    listed = {key: [name] if key == "videos" else name}
+    files = {part: picture(40, 30, "GIF"), "json": chat(content, "It moves.", **listed)}
+    shard, row = row_of(tmp_path, files)
+    said = f"placeholder_mismatch: {key} lists {name}, which is an image: convert it to mp4, or list it under image"
+    for read in (lambda: read_sample(reader, shard, row, READ), lambda: load_multi_mix_qa(files | {"__key__": b"k"})):
+        with pytest.raises(Skip, match=re.escape(said)):
+            read()
+
+
+@pytest.mark.parametrize(
+    ("fields", "content"),
+    [
+        ({"image": "k.gif"}, "What?"),
+        ({"image": "k.gif", "video": "k.gif"}, "What?"),  # of two keys of one name, the first says what it is
+        ({"media": "image", "file_name": "k.gif"}, "What?"),
+        ({"video": "clips/17.mp4"}, "<image>What?"),  # its picture: no part is named so
+        ({"name": "gif"}, "<image>What?"),
+        ({"videos": [["gif"]]}, "<image>What?"),  # frames
+    ],
+)
+def test_an_image_that_no_key_of_videos_lists_is_one(
+    tmp_path: Path, reader: Reader, fields: dict[str, Any], content: str
+) -> None:
+    """A check of kinds that read too much would leave out samples that are right."""
+    shard, row = row_of(tmp_path, {"gif": picture(40, 30, "GIF"), "json": chat(content, "a", **fields)})
+    assert [part.kind for part in read_sample(reader, shard, row, READ).parts] == ["image"]
+
+
+def test_a_text_begins_behind_its_byte_order_mark(tmp_path: Path, reader: Reader) -> None:
+    """Notepad writes the mark: it was the first token of each caption."""
+    files = {"jpg": picture(), "txt": b"\xef\xbb\xbfA red field."}
+    shard, row = row_of(tmp_path, files)
+    assert texts(read_sample(reader, shard, row, READ).messages)[-1] == "A red field."
+    for txt in (files["txt"], files["txt"].decode()):
+        assert load_multi_mix_qa({**files, "txt": txt})["messages"][-1]["content"] == "A red field."
+    field_map = FieldMap((("caption", (("txt",),)),), ("jpg",))
+    assert field_map.read_fields(files["txt"], "txt") == {"caption": "A red field."}

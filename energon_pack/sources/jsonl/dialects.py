@@ -59,11 +59,19 @@ class RowSettings:
 class _ListedMedium:
     """One entry of a sample's list of media: one file, or the frames of a video."""
 
+    key: str  # it is listed under this one, as `videos`
     paths: list[str]
     is_frames: bool  # it is a list of files
-    is_video: bool  # it is listed as a video
     frames: list[int] | None = None  # the chosen frames of a video
-    is_sound: bool = False
+
+    @property
+    def is_video(self) -> bool:
+        """Whether it is listed as a video."""
+        return self.key in VIDEO.keys
+
+    @property
+    def is_sound(self) -> bool:
+        return self.key in AUDIO.keys
 
 
 def parse_row(value: Any, rows: RowSettings, settings: ReadSettings) -> Record:
@@ -79,6 +87,7 @@ def parse_row(value: Any, rows: RowSettings, settings: ReadSettings) -> Record:
     else:
         listed, empty = [], {}
     record = parse_rewritten_record(value, settings, bool(listed))
+    record.listed_by_kind = [(medium.key, path) for medium in listed if not medium.is_frames for path in medium.paths]
     record.empty_media = {**record.empty_media, **empty}
     if not listed:
         names = record.listed_media or []
@@ -124,7 +133,7 @@ def _listed_media(value: Any, key: str) -> Iterator[_ListedMedium]:
         is_frames = isinstance(entry, list)
         paths = [_path_of_media_entry(item, key) for item in (entry if is_frames else [entry])]
         frames = entry.get("frame_indices") if isinstance(entry, dict) else None
-        yield _ListedMedium(paths, is_frames, key in VIDEO.keys, frames, key in AUDIO.keys)
+        yield _ListedMedium(key, paths, is_frames, frames)
 
 
 def _path_of_media_entry(entry: Any, key: str) -> str:

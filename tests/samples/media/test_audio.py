@@ -112,7 +112,8 @@ def test_what_has_pictures_is_a_video() -> None:
 @pytest.mark.parametrize(("container", "extension"), [("mp4", "mp4"), ("matroska", "mkv")])
 def test_a_sound_in_the_container_of_a_video_is_trained_as_a_sound(container: str, extension: str) -> None:
     """It was packed as a sound, and read unpacked as a video: "1 audio in the text for 1 video"."""
-    own, name = chat("<audio>q", "a"), f"0.{extension}"
+    name = f"0.{extension}"
+    own = chat("<audio>q", "a", audios=[name])
     sample = load_multi_mix_qa({"json": own, name: encoded(9000, 16_000, container, "aac")})
     assert sample["video"] is None
     assert len(sample["audio"]) == 1
