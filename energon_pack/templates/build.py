@@ -28,7 +28,7 @@ from energon_pack.templates.full_processor import (
 from energon_pack.templates.identity import TemplateSpec
 from energon_pack.templates.media_texts import medium_text_in_user_turn
 from energon_pack.templates.models import model_name_of
-from energon_pack.templates.preprocess import image_settings, video_settings
+from energon_pack.templates.preprocess import image_settings, refuse_unread_limit, video_settings
 from energon_pack.templates.processor_part import parts_by_kind
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import ModelConfig, TemplateSettings
@@ -78,6 +78,8 @@ def build(settings: TemplateSettings, folder: Path) -> Template:
         sets_template=model.chat_template is not None,
     )
     rules = _rules_tried_on_examples(FAMILIES[model.template], processor, model)
+    if VIDEO.kind in rules.media_tokens:
+        refuse_unread_limit(settings.media, rules.frames.choose)
     factor = rules.settings.get("factor")
     if model.factor and factor and model.factor != factor:
         raise PackError(

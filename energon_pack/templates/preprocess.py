@@ -7,7 +7,7 @@ entry points `energon_pack.media`.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -16,6 +16,7 @@ from PIL import Image
 
 from energon_pack.errors import PackError
 from energon_pack.run.load_by_name import load_entry_point, load_named
+from energon_pack.samples.media.kinds import VIDEO
 from energon_pack.samples.media.medium import Media, MediumSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.tokens import CROP, RESIZE
@@ -59,7 +60,43 @@ def check_media_config(media: MediaConfig) -> None:
     for kind, name, known in (("image", media.image, IMAGE_PREPROCESSORS), ("video", media.video, VIDEO_PREPROCESSORS)):
         if ":" not in name:
             _load_preprocessor(kind, name, media, _EXAMPLE_FACTOR, known)
+    _refuse_unread_keys(media)
     video_settings(media)
+
+
+def _refuse_unread_keys(media: MediaConfig) -> None:
+    """Raise PackError if a key is set that no chosen preprocessor reads; a class of another package may read any."""
+    for key, (kind, readers, default) in KEY_READERS.items():
+        value, name = getattr(media, key), getattr(media, kind)
+        is_foreign = not {name, media.video} <= {*IMAGE_PREPROCESSORS, *VIDEO_PREPROCESSORS}
+        if value is None or name in readers or is_foreign or (value == default and name != "default"):
+            continue
+        given, owner = f"media.{key}={value if isinstance(value, int) else f'{value:g}'}", readers[0]
+        raise PackError(f"{given} needs media.{kind}={' or '.join(readers)}, not {name}: media={owner} {given}")
+
+
+def refuse_unread_limit(media: MediaConfig, choose_frames: Callable[[Media], Sequence[int]]) -> None:
+    """Raise PackError if the processor's own choice of frames does not keep `media.max_frames` or `media.min_frames`.
+
+    `choose_frames`: the processor's rule, which is asked about a long and a short video.
+    """
+    fps, most, least = media.fps or 1.0, media.max_frames, media.min_frames
+    if VIDEO_PREPROCESSORS.get(media.video, media.video) is not None:
+        return  # the preprocessor chooses
+    for key, limit, rate in (("max_frames", most, fps), ("min_frames", least, 8 * (least or 1) * fps)):
+        if limit is None:
+            continue
+        video = Media(VIDEO.kind, 64, 64, "mp4", 4 * limit, rate)
+        try:
+            chosen = len(choose_frames(video))
+        except Skip:
+            chosen = 0
+        if chosen > limit if key == "max_frames" else chosen < limit // 2 * 2:  # some rules take pairs of frames
+            ways = f"{'media=fps, or ' * (media.video == 'default')}media=uniform media.num_frames=N"
+            raise PackError(
+                f"media.{key}={limit} does nothing: by media.video={media.video} the processor takes {chosen} of"
+                f" {video.num_frames} frames at {rate:g} a second: {ways}"
+            )
 
 
 def image_settings(media: MediaConfig) -> dict[str, Any]:
@@ -73,8 +110,6 @@ def video_settings(media: MediaConfig) -> dict[str, Any]:
     for owner, key, value in (("fps", "fps", media.fps), ("uniform", "num_frames", media.num_frames)):
         if name == owner and value is None:
             raise PackError(f"media.video={name} needs media.{key}")
-        if value is not None and name == "default":
-            raise PackError(f"media.{key}={value:g} needs media={owner}: media={owner} media.{key}={value:g}")
     changes: dict[str, Any] = {"do_resize": False} if name == "qwen_vl_utils" else {}
     if name in ("fps", "uniform"):
         fps = media.fps if name == "fps" else None
@@ -278,3 +313,16 @@ IMAGE_PREPROCESSORS = {
 }
 #: `media.video` by name; `fps` and `uniform` are the processor's own rule with other settings
 VIDEO_PREPROCESSORS = {"default": None, "fps": None, "uniform": None, "qwen_vl_utils": QwenVLUtilsVideo}
+_SIZE_READERS = "video", ("default", "fps", "uniform"), None  # qwen_vl_utils turns the processor's resizing off
+#: key → `image` or `video`, the preprocessors of it that read the key, and the value that `media=` the first one sets
+KEY_READERS: dict[str, tuple[str, tuple[str, ...], float | None]] = {
+    "longest_side": ("image", ("resize_longest_side",), 1024),
+    "max_pixels": ("image", ("resize_max_pixels",), 1_003_520),
+    "crop_width": ("image", ("center_crop",), 448),
+    "crop_height": ("image", ("center_crop",), 448),
+    "fps": ("video", ("fps", "qwen_vl_utils"), 2),
+    "num_frames": ("video", ("uniform",), 8),
+    "video_min_pixels": _SIZE_READERS,
+    "video_max_pixels": _SIZE_READERS,
+    "video_cap": _SIZE_READERS,
+}
