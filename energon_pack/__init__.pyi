@@ -31,6 +31,7 @@ from energon_pack.samples.media.medium import MediaFormat as MediaFormat
 from energon_pack.samples.media.medium import Medium as Medium
 from energon_pack.samples.member import MemberInput as MemberInput
 from energon_pack.samples.options import options_of as options_of
+from energon_pack.samples.pack_reader import max_pack_len as max_pack_len
 from energon_pack.sources.shard import JsonlShard as JsonlShard
 from energon_pack.steps.journal import Consumed as Consumed
 from energon_pack.steps.journal import Journal as Journal
@@ -40,6 +41,7 @@ from energon_pack.templates.model_inputs import sample_of as sample_of
 from energon_pack.templates.sample import Sample as Sample
 from energon_pack.templates.template import Template as Template
 from energon_pack.trainers.check import check_trainer as check_trainer
+from energon_pack.trainers.collator import plain_batch as plain_batch
 from energon_pack.trainers.loss import weighted as weighted
 from energon_pack.trainers.on_disk import PackedDataset as PackedDataset
 from energon_pack.trainers.samplers import LengthGroupedSampler as LengthGroupedSampler

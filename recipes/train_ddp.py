@@ -230,7 +230,9 @@ def train(arguments: argparse.Namespace) -> None:
         first = restore(checkpoint, model, optimizer)
         states = saved_states(lambda rank: checkpoint / f"loader_{rank}.pt")
     loader = train_loader(arguments.dataset, encoder, worker, states, arguments.accumulate)
-    val = val_loader(arguments.dataset, encoder, worker, arguments.val)
+    val, of_val = val_loader(arguments.dataset, encoder, worker, arguments.val), encoder.sources
+    if arguments.val and encoder.sources:  # another dataset has other entries, or none
+        of_val = PackedTaskEncoder(arguments.val, arguments.processor).sources
     if first and rank == 0:
         print(f"goes on after step {first}", flush=True)
     start = time.perf_counter()
@@ -257,10 +259,10 @@ def train(arguments: argparse.Namespace) -> None:
         if arguments.save and (step % arguments.save_every == 0 or is_last):
             save(arguments.save, step, model, optimizer, loader)
         if val is not None and (step % arguments.val_every == 0 or is_last):
-            found = validate(model, val, batches[-1], dtype, encoder.sources)
+            found = validate(model, val, batches[-1], dtype, of_val)
             if rank == 0:
                 weight = f"over {float(found[1].sum()):,.0f} tokens by weight"
-                print(f"step {step}  validation loss {said(found, encoder.sources)} {weight}")
+                print(f"step {step}  validation loss {said(found, of_val)} {weight}")
         if is_last:
             break
 

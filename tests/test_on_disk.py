@@ -1,5 +1,6 @@
 """Packs on disk by number: the packs that other readers give, for any loader that wants a map-style dataset."""
 
+import json
 import pickle
 import shutil
 from pathlib import Path
@@ -65,6 +66,30 @@ def test_ranks_share_each_epoch_in_another_order(demo_packs: PackedDataset) -> N
         )
         assert {number for _, number in first} == {number for _, number in second} == {*range(len(demo_packs))}
         assert [number for _, number in first] != [number for _, number in second]
+
+
+def test_the_seed_of_the_packing_orders_steps(demo_folder: Path, demo: tuple[Path, Path], tmp_path: Path) -> None:
+    """It was 0 for all datasets; a state of the order by seed 0 would give some packs twice."""
+    made = [PackedDataset(demo_folder, str(demo[1]))]
+    other = Path(shutil.copytree(demo_folder, tmp_path / "packed"))
+    manifest = other / ".nv-meta/energon_pack.json"
+    content = json.loads(manifest.read_text())
+    content["content"]["plan"]["seed"] = 5
+    manifest.write_text(json.dumps(content))
+    made.append(PackedDataset(other, str(demo[1])))
+    assert [packs.config.seed for packs in made] == [0, 5]
+    first, second = (PackSampler(packs, 0, 2).of_all_ranks(len(packs)) for packs in made)
+    assert first != second
+    assert sorted(first) == sorted(second)
+    sampler = PackSampler(made[1], 0, 2)
+    next(iter(sampler))
+    state = sampler.state_dict()
+    PackSampler(made[1], 0, 2, states=[state])
+    earlier = {
+        "position": {**state["position"], "stream": PackSampler(made[0], 0, 2).state_dict()["position"]["stream"]}
+    }
+    with pytest.raises(ValueError, match="states of another dataset"):
+        PackSampler(made[1], 0, 2, states=[earlier])
 
 
 def test_a_shard_that_is_missing_is_named(demo_folder: Path, demo: tuple[Path, Path], tmp_path: Path) -> None:

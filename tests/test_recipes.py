@@ -32,7 +32,7 @@ from megatron.energon import WorkerConfig
 from megatron.energon.errors import FatalSampleError
 from megatron_lm import one_token_per_image
 
-from energon_pack import PackedDataset, guard, metadataset, recipes
+from energon_pack import PackedDataset, guard, max_pack_len, metadataset, recipes
 from energon_pack.config import ModelConfig, PackConfig, Rope
 from energon_pack.dataset.manifest import read_manifest
 from energon_pack.loading.task_encoder import PackedTaskEncoder
@@ -147,6 +147,26 @@ def test_the_loss_of_each_entry_of_a_mixture_is_said(
     out = run_main(train_ddp, pack_of(run), "--processor", demo[1], "--num-workers", "0", "--max-steps", "2")
     assert re.search(r"step 2  loss \d\.\d{3} \(short \d\.\d{3}, long \d\.\d{3}\)", out)
     assert re.search(r"validation loss \d\.\d{3} \(short \d\.\d{3}, long \d\.\d{3}\) over [\d,]+ tokens", out)
+
+
+def test_a_mixture_is_validated_on_another_dataset(
+    config: Callable[..., PackConfig],
+    packed: Path,
+    demo: tuple[Path, Path],
+    tmp_path: Path,
+    run_main: Callable[..., str],
+) -> None:
+    """Its samples are of no entry of the mixture, and the first validation ended the training."""
+    line = json.dumps({"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]})
+    for name in ("few", "more"):
+        (tmp_path / f"{name}.jsonl").write_text(f"{line}\n" * 9)
+    entries = [{"path": "few.jsonl"}, {"path": "more.jsonl"}]
+    (tmp_path / "mix.yaml").write_text(json.dumps({"mixture": entries}))
+    mixture = pack_of(config(str(tmp_path / "mix.yaml"), source__format="auto", packing__max_token_len=512))
+    short = ("--num-workers", "0", "--max-steps", "1", "--val", packed)
+    out = run_main(train_ddp, mixture, "--processor", demo[1], *short)
+    assert re.search(r"step 1  loss \d\.\d{3} \(few \d\.\d{3}, more \d\.\d{3}\)", out)
+    assert re.search(r"validation loss \d+\.\d{3} over [\d,]+ tokens", out)
 
 
 def test_packs_of_videos_are_read(
@@ -721,6 +741,47 @@ def test_what_llavas_code_asks_beside(megatron: Any) -> None:
     megatron.args.pipeline_model_parallel_size, megatron.args.decoder_seq_length = 2, 1024
     with pytest.raises(ValueError, match=r"--decoder-seq-length 1024: .* 800, as they were packed"):
         megatron_lm.train_valid_test_dataloaders_provider([100, 20, 0])
+
+
+def test_packs_of_own_pack_need_room_for_its_limit(
+    bridge: Any, megatron: Any, packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LLaVAModel cuts what is longer than `--decoder-seq-length`: the ends of such packs were lost without a word."""
+    content = read_manifest(packed)
+    content["content"]["packing"] |= {"overlong": "own_pack", "hard_limit": 2048}
+    with pytest.raises(ValueError, match="--decoder-seq-length 800 is less than the 2048 tokens of a pack"):
+        megatron_lm.check(megatron.args, content)
+    megatron.args.decoder_seq_length, megatron.args.pipeline_model_parallel_size = 2048, 2
+    megatron_lm.check(megatron.args, content)
+    megatron.args.pipeline_model_parallel_size, megatron.args.decoder_seq_length = 1, 800
+    megatron.args.packed_val = "val"
+    monkeypatch.setattr(
+        megatron_lm,
+        "read_manifest",
+        lambda path: {**read_manifest(packed), "max_token_len": 900} if path.name == "val" else read_manifest(packed),
+    )
+    with pytest.raises(ValueError, match="800 is less than the 900 tokens of a pack"):
+        megatron_lm.train_valid_test_dataloaders_provider([100, 20, 0])
+    monkeypatch.setattr(bridge, "read_manifest", lambda _: content)
+    cfg = bridge.apply_to_recipe(recipe(), packed)
+    assert cfg.model.seq_length == 2048
+    cfg.model.seq_length = cfg.dataset.seq_length = 1024
+    with pytest.raises(ValueError, match="but packs have up to 2048 tokens: set both to 2048"):
+        bridge.check(cfg)
+
+
+def test_a_blend_is_as_long_as_its_longest_packs(packed: Path, tmp_path: Path) -> None:
+    """Packs of `own_pack` are longer than `max_token_len`: of two datasets with the same, the first was taken."""
+    other = Path(shutil.copytree(packed, tmp_path / "other"))
+    manifest = other / ".nv-meta" / "energon_pack.json"
+    content = json.loads(manifest.read_text())
+    content["content"]["packing"] |= {"overlong": "own_pack", "hard_limit": 2048}
+    manifest.write_text(json.dumps(content))
+    blend = tmp_path / "blend.yaml"
+    entries = [{"path": str(folder), "weight": 1} for folder in (packed, other)]
+    blend.write_text(yaml.safe_dump({"__class__": "MetadatasetV2", "splits": {"train": {"blend": entries}}}))
+    assert max_pack_len(read_manifest(packed)) == 800
+    assert max_pack_len(read_manifest(blend)) == 2048
 
 
 def test_an_image_is_one_token_with_its_tiles() -> None:

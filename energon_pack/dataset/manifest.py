@@ -19,7 +19,7 @@ from energon_pack.run.address import is_address, joined, parent
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import parse_json, parse_yaml
 from energon_pack.samples.input_rules import INPUTS_FILE, TRIAL_FILE
-from energon_pack.samples.pack_reader import READABLE_FLAVORS, format_problem
+from energon_pack.samples.pack_reader import READABLE_FLAVORS, format_problem, max_pack_len
 
 MANIFEST = "energon_pack.json"
 REPORT = "report.json"
@@ -61,7 +61,7 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
     if not manifests:
         raise ValueError(f"{path} names no dataset that energon_pack packed")
     refuse_other_manifests(manifests)
-    return max(manifests.values(), key=lambda manifest: int(manifest["max_token_len"]))
+    return max(manifests.values(), key=max_pack_len)
 
 
 def refuse_other_manifests(manifests: Mapping[str | Path, Mapping[str, Any]], further: Sequence[str] = ()) -> None:

@@ -150,6 +150,11 @@ def format_problem(manifest: Mapping[str, Any], oldest: int = PACK_FORMAT) -> st
     return f"it has the format {quote(number)}, this version of energon-pack reads {PACK_FORMAT}: install a later one"
 
 
+def max_pack_len(manifest: Mapping[str, Any]) -> int:
+    """Return the most tokens of a pack by its dataset's energon_pack.json: `own_pack` has longer than max_token_len."""
+    return int(manifest["content"].get("packing", {}).get("hard_limit") or manifest["max_token_len"])
+
+
 def refuse_other_format(meta: Mapping[str, Any]) -> None:
     """Raise UnknownFormat if a pack has another format than `PACK_FORMAT`; `meta`: `_meta` of the pack's JSON."""
     if (number := meta.get("format")) != PACK_FORMAT:

@@ -26,9 +26,38 @@ def refuse_pair_dataset(packs: Any) -> None:
         raise PackError(SFT_REFUSED)
 
 
+def refuse_other_forms(packs: Any) -> None:
+    """Raise PackError if batches of a dataset are for no trainer's own loss: preference pairs, a layout of Megatron."""
+    refuse_pair_dataset(packs)
+    if packs.encoder.layout != "neat":
+        raise PackError(
+            f"layout={packs.encoder.layout}: models of transformers, and trainers with a loss of their own, take"
+            " layout=neat"
+        )
+
+
 def dataset_hash(fingerprint: str) -> int:
     """Return a number that a dataset, or a split, of another fingerprint does not have."""
     return crc32(fingerprint.encode())
+
+
+def plain_batch(dataset: Any, packs: Sequence[TrainingPack], trainer: str, weights: bool = False) -> PackedBatch:
+    """Lay packs out in a batch for a trainer with a loss of its own; `weights`: the loss has a place for them.
+
+    Raises:
+        PackError: the dataset has preference pairs, or a layout other than `neat`.
+        BadPack: members share tokens, or tokens have weights, for which the trainer has no place.
+    """
+    refuse_other_forms(dataset)
+    refuse_trees(packs, trainer)
+    batch: PackedBatch = dataset.encoder.batch(packs)
+    if batch.get("is_weighted") and not weights:
+        raise BadPack(
+            f"{', '.join(pack.key for pack in packs)}: tokens have weights other than 1, which {trainer} ignores:"
+            " packs.collator(model, weights=True), and weighted(trainer), in trainers of transformers; else leave"
+            " loss_weight out"
+        )
+    return batch
 
 
 class Collator:
@@ -40,9 +69,7 @@ class Collator:
     """
 
     def __init__(self, packs: Any, model: Any, weights: bool = False):
-        refuse_pair_dataset(packs)
-        if packs.encoder.layout != "neat":
-            raise PackError(f"layout={packs.encoder.layout}: models of transformers take layout=neat")
+        refuse_other_forms(packs)
         #: the dataset
         self.packs = packs
         #: whether batches have the weights of tokens
@@ -76,18 +103,9 @@ class Collator:
 
     def batch_of_packs(self, packs: Sequence[TrainingPack]) -> dict[str, Any]:
         """Lay packs out as the inputs of `model.forward`; BadPack: they share tokens, or have unexpected weights."""
-        refuse_trees(packs, "a trainer's own loss")
-        batch: PackedBatch = self.packs.encoder.batch(packs)
-        if self.weights:
-            inputs = batch.model_inputs(self._outline, labels=False)
-            inputs |= {name: batch[name] for name in LOSS_KEYS if name in batch}
-            return inputs
-        if batch.get("is_weighted"):
-            raise BadPack(
-                f"{', '.join(pack.key for pack in packs)}: tokens have weights other than 1, which a trainer's own loss"
-                " ignores: packs.collator(model, weights=True), and weighted(trainer); else leave loss_weight out"
-            )
-        return batch.model_inputs(self._outline)
+        batch = plain_batch(self.packs, packs, "a trainer's own loss", self.weights)
+        inputs = batch.model_inputs(self._outline, labels=not self.weights)
+        return inputs | {name: batch[name] for name in LOSS_KEYS if self.weights and name in batch}
 
 
 class PairCollator(Collator):

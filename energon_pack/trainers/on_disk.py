@@ -69,7 +69,9 @@ class PackedDataset(PacksByNumber):
             raise PackError(f"split={split}: {path} has no pack in it: output.splits.{split} of the packing fills it")
         self._num_packs, self._numbers = len(numbers), numbers
         self._split_sums = PackTotals(*(column[numbers] for column in sums))
-        self.fingerprint = f"{self.encoder.made['key_prefix']}-{split}-{len(numbers)}"
+        self._seed = int(self.encoder.made["content"].get("plan", {}).get("seed", 0))
+        of_seed = f"-seed{self._seed}" * bool(self._seed)  # earlier versions had orders, so states, of seed 0 alone
+        self.fingerprint = f"{self.encoder.made['key_prefix']}-{split}-{len(numbers)}{of_seed}"
 
     def _key_and_members(self, epoch: int, number: int) -> tuple[str, Iterable[MemberInput]]:
         parts = self._files.parts(int(self._numbers[number]))
@@ -84,9 +86,8 @@ class PackedDataset(PacksByNumber):
         from energon_pack.plan.settings import PackingConfig
         from energon_pack.run.plain_data import dataclass_from_plain
 
-        content = self.encoder.made["content"]
-        packing = dataclass_from_plain(PackingConfig, content["packing"])
-        return SimpleNamespace(seed=int(content.get("seed", 0)), packing=packing)
+        packing = dataclass_from_plain(PackingConfig, self.encoder.made["content"]["packing"])
+        return SimpleNamespace(seed=self._seed, packing=packing)
 
     def _in_split(self, split: str) -> Ints:
         """Return the numbers of a split's packs in the dataset; PackError: the split or a shard of it is missing."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from math import gcd
 from typing import Any
 
 import torch
@@ -27,8 +28,20 @@ def check_padding_options(pad_to: Any, pad_segments: Any) -> None:
         raise ValueError(f"pad_segments={pad_segments}: 2 or more, for a member and the padding behind it")
 
 
-def allowed_widths(pad_to: str | int | Sequence[int], planned: int, longest: int | None) -> Sequence[int]:
-    """Return the row widths in tokens, ascending, that `pad_to` allows; packs have up to `planned` or `longest`."""
+def allowed_widths(
+    pad_to: str | int | Sequence[int], planned: int, longest: int | None, multiple: int
+) -> Sequence[int]:
+    """Return the row widths in tokens, ascending, that `pad_to` allows; packs have up to `planned` or `longest`.
+
+    Raises ValueError for a width that is no multiple of `multiple`, as each member's length is, or without room.
+    """
+    asked = [pad_to] if isinstance(pad_to, int) else [] if isinstance(pad_to, str) else pad_to
+    if wrong := next((width for width in asked if width % multiple), None):
+        raise ValueError(
+            f"pad_to={pad_to}: {wrong} is no multiple of pad_to_multiple_of={multiple}, which members are padded to, so"
+            f" the last one would not be: {-(-wrong // multiple) * multiple} is, or pad_to_multiple_of="
+            f"{gcd(wrong, multiple)}"
+        )
     if isinstance(pad_to, int):
         return range(pad_to, -(-max(planned, longest or 0) // pad_to) * pad_to + 1, pad_to)
     widths = [planned] if isinstance(pad_to, str) else sorted(pad_to)

@@ -19,7 +19,7 @@ from torch.utils.data import get_worker_info
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import IMAGE
 from energon_pack.samples.member import MemberInput
-from energon_pack.samples.pack_reader import PackMembers
+from energon_pack.samples.pack_reader import PackMembers, max_pack_len
 from energon_pack.samples.tokens import LengthChangedError
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.encoded import BadPack, EncodedMembers, Members, TrainingPack
@@ -141,17 +141,12 @@ class PackEncoder:
         self.loss_weight = loss_weight
         #: how members are kept apart
         self.mask = attention_mask or made["mask"]
-        #: most tokens of a pack (`own_pack` has another limit); None: the dataset does not say
-        self.max_token_len: int | None = made["content"].get("packing", {}).get("hard_limit") or made["max_token_len"]
+        #: most tokens of a pack
+        self.max_token_len = max_pack_len(made)
         self._max_audios: int | None = made["content"].get("packing", {}).get("max_audios")
         self._pad_to, self._num_segments = pad_to, pad_segments
         #: makes values for the tower of a guarded model, if it has one
         self.tower: TowerInputMaker | None = None
-        self._widths: Sequence[int] = ()
-        if pad_to != "longest":
-            from energon_pack.training.fixed_shapes import allowed_widths
-
-            self._widths = allowed_widths(pad_to, made["max_token_len"], self.max_token_len)
         self._is_hybrid = (made["mask"] if self.mask == "indexed" else self.mask) == "hybrid"
         self._drop, self._dummy = on_bad_member == "drop", dummy_image and IMAGE.kind in rules.media_tokens
         is_neat, multiple, with_rows = self.layout == "neat", 1, rope_rows or self.layout == "neat"
@@ -160,6 +155,11 @@ class PackEncoder:
             from energon_pack.training.megatron_layouts import pad_multiple
 
             multiple = pad_multiple(pad_to_multiple_of, made["pad_to_multiple_of"])
+        self._widths: Sequence[int] = ()
+        if pad_to != "longest":
+            from energon_pack.training.fixed_shapes import allowed_widths
+
+            self._widths = allowed_widths(pad_to, made["max_token_len"], self.max_token_len, multiple)
         self._form = RowForm(
             pad_id=rules.token_id(rules.tokens.get("pad_token", "")) or 0,
             multiple=multiple,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torchtitan.components.dataloader import ParallelAwareDataloader
 from torchtitan.models.qwen3 import config_registry, model_registry
 
-from energon_pack import PackedDataset, PackSampler
+from energon_pack import PackedDataset, PackSampler, plain_batch
 
 
 class PackLoader(ParallelAwareDataloader):
@@ -20,13 +20,18 @@ class PackLoader(ParallelAwareDataloader):
         """`dataset_path` is the path of the packs."""
 
     def __init__(self, config, *, dp_rank, dp_world_size, tokenizer, seq_len, local_batch_size, **settings):  # type: ignore
-        packs = PackedDataset(config.dataset_path, tokenizer.tokenizer_path, labels="shifted", pad_to="max_token_len")
+        packs = PackedDataset(
+            config.dataset_path, tokenizer.tokenizer_path, layout="neat", labels="shifted", pad_to="max_token_len"
+        )
         if packs.config.packing.max_token_len != seq_len:
             raise ValueError(f"training.seq_len={seq_len}: packs have {packs.config.packing.max_token_len} tokens")
 
         def collate(rows):  # type: ignore[no-untyped-def]
-            batch = packs.collate(rows)
-            return {"input": batch["input_ids"], "positions": batch["position_ids"]}, batch["labels"]
+            batch = plain_batch(packs, rows, "torchtitan")
+            if batch["media_keys"]:
+                raise ValueError(f"{batch['__key__']}: these packs have media, and torchtitan takes texts alone")
+            positions = batch["position_ids"].view(-1, *batch["input_ids"].shape)[0]  # texts count alike in all rows
+            return {"input": batch["input_ids"], "positions": positions}, batch["labels"]
 
         settings |= {"sampler": PackSampler(packs, dp_rank, dp_world_size), "num_workers": config.num_workers}
         super().__init__(packs, dp_rank, dp_world_size, batch_size=local_batch_size, collate_fn=collate, **settings)

@@ -9,7 +9,7 @@ PYTHONPATH=recipes/trainers tune run full_finetune_single_device --config config
 
 from torch.utils.data import Dataset
 
-from energon_pack import PackedDataset
+from energon_pack import PackedDataset, plain_batch
 
 
 class Packs(Dataset):  # type: ignore[type-arg]
@@ -18,7 +18,7 @@ class Packs(Dataset):  # type: ignore[type-arg]
     def __init__(self, tokenizer, dataset, processor, packed=False):  # type: ignore[no-untyped-def]
         if not packed:
             raise ValueError("packed=False: torchtune would drop what keeps members apart: packed: True")
-        self.packs = PackedDataset(dataset, processor)  # or LazyPackedDataset([…])
+        self.packs = PackedDataset(dataset, processor, layout="neat")  # or LazyPackedDataset([…])
         self.rows = self.packs.as_dataset()
 
     def __len__(self):  # type: ignore[no-untyped-def]
@@ -26,6 +26,9 @@ class Packs(Dataset):  # type: ignore[type-arg]
 
     def __getitem__(self, index):  # type: ignore[no-untyped-def]
         row = self.rows[index]
-        batch = self.packs.collate([self.packs[row["epoch"], row["pack"]]])
-        names = {"tokens": "input_ids", "labels": "labels", "input_pos": "position_ids"}
-        return {name: batch[of][0] for name, of in names.items()} | {"seq_lens": batch["cu_seq_lens_q"].diff()}
+        batch = plain_batch(self.packs, [self.packs[row["epoch"], row["pack"]]], "torchtune")
+        if batch["media_keys"]:
+            raise ValueError(f"{batch['__key__']}: these packs have media, and torchtune takes texts alone")
+        own = {"tokens": batch["input_ids"][0], "labels": batch["labels"][0]}
+        own["input_pos"] = batch["position_ids"].view(-1, *own["tokens"].shape)[0]  # texts count alike in all rows
+        return own | {"seq_lens": batch["cu_seq_lens_q"].diff()}

@@ -7,14 +7,14 @@ torchrun --nproc-per-node 8 recipes/trainers/with_verl.py data.train_files=packe
 import torch.distributed as dist
 import verl.trainer.sft_trainer as theirs
 
-from energon_pack import PackedDataset
+from energon_pack import PackedDataset, plain_batch
 
 
 class Packs:
     """Makes each pack one sample of verl: positions start again with each member, which keeps members apart."""
 
     def __init__(self, parquet_files, tokenizer, config, processor=None, max_samples=-1):  # type: ignore[no-untyped-def]
-        self.packs = PackedDataset(parquet_files, tokenizer.name_or_path)  # or LazyPackedDataset([…])
+        self.packs = PackedDataset(parquet_files, tokenizer.name_or_path, layout="neat")  # or LazyPackedDataset([…])
         self.rows = self.packs.as_dataset(micro_batches=config.train_batch_size // dist.get_world_size())
 
     def __len__(self):  # type: ignore[no-untyped-def]
@@ -22,7 +22,7 @@ class Packs:
 
     def __getitem__(self, index):  # type: ignore[no-untyped-def]
         row = self.rows[index]
-        batch = self.packs.collate([self.packs[row["epoch"], row["pack"]]])
+        batch = plain_batch(self.packs, [self.packs[row["epoch"], row["pack"]]], "verl")
         text = {"input_ids": batch["input_ids"][0], "position_ids": batch["position_ids"][..., 0, :]}
         media = {name: batch[name] for name in batch.keys() & {*batch.media_keys} - {"second_per_grid_ts"}}
         return {**text, "loss_mask": (batch["labels"][0] != -100).long(), "multi_modal_inputs": media}

@@ -4,11 +4,14 @@ The trainers here are stand-ins, with one way each; `test_trainer_recipes.py` ru
 """
 
 import importlib.util
+import json
 import pickle
 import shutil
+import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +20,8 @@ from torch.utils.data import DataLoader, RandomSampler
 
 from energon_pack import PackError, guard
 from energon_pack.dataset.packing_template import load_template
+from energon_pack.plan.settings import Layout, Share
+from energon_pack.samples.settings import Take
 from energon_pack.trainers.check import check_trainer
 from energon_pack.trainers.collator import Collator, dataset_hash
 from energon_pack.trainers.loss import weighted
@@ -27,6 +32,8 @@ from energon_pack.training.encoded import BadPack
 from energon_pack.training.member_encoder import MemberEncoder
 from energon_pack.training.rope import rope_positions
 from support.alone import demo_model
+from support.packed import demo_config, packed
+from support.running import ROOT
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -84,7 +91,7 @@ def test_rows_of_another_split_are_refused(
 
 def test_weights_and_other_layouts_are_refused(demo_folder: Path, demo: tuple[Path, Path], model: Any) -> None:
     """A trainer's own loss would ignore them in silence."""
-    with pytest.raises(PackError, match="layout=thd: models of transformers take layout=neat"):
+    with pytest.raises(PackError, match=r"layout=thd: models of transformers, .* take layout=neat"):
         PackedDataset(demo_folder, str(demo[1]), layout="thd").collator(model)
     weighted = PackedDataset(demo_folder, str(demo[1]), loss_weight="sample")
     with pytest.raises(
@@ -275,3 +282,139 @@ def test_deepspeed_is_checked_before_it_has_an_engine(demo_packs: PackedDataset,
     trainer.accelerator = Accelerator(**vars(trainer.accelerator))
     assert check_trainer(trainer).startswith("✓ ")
     assert "backward" not in vars(trainer.accelerator)
+
+
+# ------------------------------------------------------------------- the recipes of trainers with loops of their own
+
+#: what each kind of packs is packed with
+KINDS: dict[str, dict[str, Any]] = {
+    "trees": {"packing__share": Share.prefix, "packing__share_min_tokens": 1},
+    "weights": {},
+    "pairs": {"source__take": Take.both},
+    "thd": {"packing__layout": Layout.thd, "packing__pad_to_multiple_of": 8},
+}
+LOOPS = ("verl", "torchtune", "torchtitan")
+
+
+@pytest.fixture(scope="module")
+def of_kind(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Packs of texts of each kind, 512 tokens long."""
+    made, folder = {}, tmp_path_factory.mktemp("kinds")
+    for kind, settings in KINDS.items():
+        records: list[dict[str, Any]] = []
+        for number in range(8):
+            turns: list[dict[str, Any]] = [{"role": "system", "content": "Answer in one word. " * 8}]
+            turns += [{"role": "user", "content": f"Which {number}?"}, {"role": "assistant", "content": "That."}]
+            turns[-1] |= {"loss_scale": 0.01} if kind == "weights" else {}
+            records.append({"messages": turns})
+            if kind == "pairs":
+                records[-1] = {"prompt": turns[:2], "chosen": turns[2:], "rejected": [{**turns[2], "content": "None."}]}
+        (source := folder / f"{kind}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        run = demo_config(demo, cache, folder / kind, source, packing__max_token_len=512, **settings)
+        made[kind] = packed(run)
+    return made
+
+
+def first_of_recipe(
+    name: str, folder: Path, processor: str, monkeypatch: pytest.MonkeyPatch, seq_len: int = 512
+) -> dict[str, Any]:
+    """The first pack as the recipe of a trainer gives it, with stand-ins of what it imports."""
+
+    @dataclass
+    class Loader:
+        packs: PackedDataset
+        rank: int
+        ranks: int
+        batch_size: int
+        collate_fn: Any
+        sampler: Any
+        num_workers: int
+
+        class Config:
+            pass
+
+    modules = ("verl", "verl.trainer", "torchtitan", "torchtitan.components", "torchtitan.models")
+    contents: dict[str, dict[str, Any]] = {
+        **{module: {} for module in modules},
+        "verl.trainer.sft_trainer": {"SFTTrainer": object, "main": lambda: None},
+        "torchtitan.components.dataloader": {"ParallelAwareDataloader": Loader},
+        "torchtitan.models.qwen3": {"config_registry": None, "model_registry": None},
+    }
+    for module, content in contents.items():
+        stand_in = ModuleType(module)
+        vars(stand_in).update(content)
+        monkeypatch.setitem(sys.modules, module, stand_in)
+        parent, _, child = module.rpartition(".")
+        if parent:
+            monkeypatch.setattr(sys.modules[parent], child, stand_in, raising=False)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
+    monkeypatch.setattr(PackedDataset, "as_dataset", lambda packs, **_: rows(packs))
+    (path,) = (ROOT / "recipes" / "trainers").glob(f"*{name}*.py")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    recipe: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(recipe)
+    tokenizer = SimpleNamespace(name_or_path=processor, tokenizer_path=processor)
+    if name == "torchtitan":
+        config = SimpleNamespace(dataset_path=folder, num_workers=0)
+        ranks = {"dp_rank": 0, "dp_world_size": 1, "local_batch_size": 1}
+        loader = recipe.PackLoader(config, tokenizer=tokenizer, seq_len=seq_len, **ranks)
+        inputs, labels = loader.collate_fn([loader.packs[0]])
+        return {**inputs, "labels": labels}
+    if name == "torchtune":
+        packs = recipe.Packs(tokenizer, folder, processor, packed=True)
+    else:
+        packs = recipe.Packs(folder, tokenizer, SimpleNamespace(train_batch_size=1))
+    first: dict[str, Any] = packs[0]
+    return first
+
+
+@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("trees", "it shares tokens with the sample before it, for which {} has no place"),
+        ("weights", "tokens have weights other than 1, which {} ignores"),
+        ("pairs", "these packs hold preference pairs"),
+    ],
+)
+def test_a_recipe_refuses_what_its_trainer_has_no_place_for(
+    of_kind: dict[str, Path], demo: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, name: str, kind: str, said: str
+) -> None:
+    """Members saw each other, weights were dropped and rejected answers trained, and nothing said so."""
+    with pytest.raises(ValueError, match=said.format(name)):
+        first_of_recipe(name, of_kind[kind], str(demo[1]), monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["torchtune", "torchtitan"])
+def test_a_recipe_for_texts_refuses_media(
+    demo_folder: Path, demo: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Their tokens were trained without their pixels."""
+    length = PackedDataset(demo_folder, str(demo[1])).config.packing.max_token_len
+    with pytest.raises(ValueError, match=f"these packs have media, and {name} takes texts alone"):
+        first_of_recipe(name, demo_folder, str(demo[1]), monkeypatch, length)
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_recipe_trains_packs_of_another_layout(
+    of_kind: dict[str, Path], demo: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """`packing=thd` has labels that are shifted already: verl shifted its mask once more, torchtune had no lengths."""
+    packs = PackedDataset(of_kind["thd"], str(demo[1]), layout="neat", labels="unshifted")
+    expected, found = packs.collate([packs[0]]), first_of_recipe(name, of_kind["thd"], str(demo[1]), monkeypatch)
+    is_trained = expected["labels"][0] != -100
+    if name == "verl":
+        assert torch.equal(found["input_ids"], expected["input_ids"][0])
+        assert torch.equal(found["loss_mask"], is_trained.long())
+        assert torch.equal(found["position_ids"], expected["position_ids"][:, 0])
+    elif name == "torchtune":
+        assert torch.equal(found["labels"], expected["labels"][0])
+        assert torch.equal(found["input_pos"], expected["position_ids"][0, 0])
+        assert found["seq_lens"].tolist() == [len(member.tokens) for member in packs[0].members]
+    else:
+        num = len(is_trained)
+        assert torch.equal(found["input"][:, :num], expected["input_ids"])
+        assert torch.equal(found["positions"][:, :num], expected["position_ids"][0])
+        assert torch.equal(found["labels"][0, : num - 1], expected["labels"][0, 1:])
