@@ -4,7 +4,7 @@ Packed datasets that are joined agree in all that one training reads in one way,
 processor in place of a dataset's own, and another transformers, make the same inputs of media.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -60,7 +60,28 @@ def refuse_incompatible_datasets(
 
 def refuse_different_pixels(datasets: Sequence[str | Path]) -> None:
     """Raise PackError if the processors of packed datasets make other pixels of media."""
-    first, *others = _with_media([read_kept_rules(part) for folder in datasets for part in pack_folders_of(folder)])
+    first, *others = _with_media(_kept_rules_of(datasets))
+    _refuse_differences(first, others)
+
+
+def refuse_other_packs(
+    own: str | Path, made: Mapping[str, Any], others: Mapping[str | Path, Mapping[str, Any]]
+) -> None:
+    """Raise PackError if the encoder of one dataset can't read packs of others, or prepares their media otherwise.
+
+    Args:
+        own: the encoder's dataset; `made`: its energon_pack.json.
+        others: energon_pack.json of each other dataset, by its folder.
+    """
+    refuse_other_manifests({own: made, **others})
+    _refuse_differences(kept_rules_of_all_packs(own), filter(_has_media, _kept_rules_of(others)))
+
+
+def _kept_rules_of(datasets: Iterable[str | Path]) -> list[KeptInputRules]:
+    return [read_kept_rules(part) for folder in datasets for part in pack_folders_of(folder)]
+
+
+def _refuse_differences(first: KeptInputRules, others: Iterable[KeptInputRules]) -> None:
     for other in others:
         if difference := _difference_of_datasets(first, other):
             name, *values = difference
@@ -75,7 +96,7 @@ def kept_rules_of_all_packs(dataset: str | Path) -> KeptInputRules:
 
     Datasets without media may have another processor than those with media, whose processor is then taken.
     """
-    every = _with_media([read_kept_rules(folder) for folder in pack_folders_of(dataset)])
+    every = _with_media(_kept_rules_of([dataset]))
     return max(every, key=lambda kept: len(kept.files))
 
 

@@ -214,7 +214,7 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
         self, *, datasets: list[Any], worker_config: WorkerConfig, shuffle_buffer_size: int | None = None, **more: Any
     ) -> SavableDataset[Any]:
         """Call Energon's own method; a single unshuffled dataset is replaced by one that is read in order."""
-        manifests = [_manifest_of(loaded.dataset) for loaded in datasets]
+        manifests = [manifest_of(loaded.dataset) for loaded in datasets]
         for loaded, manifest in zip(datasets, manifests, strict=True):
             if worker_config.rank == 0 and isinstance(loaded.dataset, BaseWebdatasetFactory):
                 refuse_damaged_shards(
@@ -302,7 +302,7 @@ def _keeps_order(factory: Any, shuffle_buffer_size: int | None) -> bool:
     )
 
 
-def _manifest_of(factory: Any) -> Manifest:
+def manifest_of(factory: Any) -> Manifest:
     """Return the dataset's energon_pack.json; empty if there is none."""
     path = getattr(factory, "path", None)
     file = None if path is None else path / META_FOLDER / MANIFEST

@@ -23,9 +23,16 @@ import torch
 from megatron.energon import Cooker, DefaultTaskEncoder, Sample, SkipSample, WorkerConfig, edataclass, stateless
 
 from energon_pack.dataset.encoder import pack_encoder
+from energon_pack.dataset.manifest import is_metadataset, packed_datasets, read_manifest
 from energon_pack.errors import PackError, check_buffer_size
 from energon_pack.loading import cookers
-from energon_pack.loading.in_order import FatalSampleError, PacksInOrder, keep_unchosen_samples, positions_of
+from energon_pack.loading.in_order import (
+    FatalSampleError,
+    PacksInOrder,
+    keep_unchosen_samples,
+    manifest_of,
+    positions_of,
+)
 from energon_pack.samples.flavors import UNPACKED_FLAVOR, flavor_of_sample, members_of_sample
 from energon_pack.samples.member import MemberInput
 from energon_pack.training.batch import PackedBatch
@@ -38,6 +45,8 @@ if TYPE_CHECKING:
 __all__ = ["EncodedPack", "PackedTaskEncoder"]
 
 _log = logging.getLogger(__name__)
+#: fields of energon_pack.json on which only training depends: how its packs lie in a batch
+_FIELDS_OF_TRAINING = ("layout", "pad_to_multiple_of")
 
 
 @edataclass
@@ -88,7 +97,7 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         super().__init__()
         self.encoder = pack_encoder(path, processor, trust_remote_code, **options)
         self.rules, self.members = self.encoder.rules, self.encoder.members
-        manifest = self.encoder.made
+        self._path, manifest = path, self.encoder.made
         content = manifest["content"]
         read = content["source"]
         self._dataset_names = {str(part["path"]): part["name"] for part in manifest.get("parts") or ()}
@@ -160,6 +169,32 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         ages = [samples[-1].num_encoded_before - sample.num_encoded_before for sample in samples]
         packs = self._measuring.choose_packs([sample.measured for sample in samples], folders, ages, at_end)
         return [[samples[i] for i in pack] for pack in packs]
+
+    def build_train_datasets(self, *, datasets: list[Any], **settings: Any) -> Any:
+        """Build as Energon's own method does; PackError: this encoder can't read the packs of a dataset."""
+        self._refuse_other_packs(datasets)
+        return super().build_train_datasets(datasets=datasets, **settings)
+
+    def build_val_datasets(self, *, datasets: list[Any], **settings: Any) -> Any:
+        """Build as Energon's own method does; PackError: this encoder can't read the packs of a dataset."""
+        self._refuse_other_packs(datasets, _FIELDS_OF_TRAINING)
+        return super().build_val_datasets(datasets=datasets, **settings)
+
+    def _refuse_other_packs(self, datasets: list[Any], may_differ: Sequence[str] = ()) -> None:
+        """Raise PackError if a dataset was packed otherwise than this encoder's, but for the fields `may_differ`."""
+        folders = packed_datasets(self._path) if is_metadataset(self._path) else ()
+        own = [self.encoder.made, *map(read_manifest, folders)]
+        manifests = {str(getattr(loaded.dataset, "path", "")): manifest_of(loaded.dataset) for loaded in datasets}
+        others = {path: manifest for path, manifest in manifests.items() if manifest and manifest not in own}
+        if not others:
+            return
+        from energon_pack.dataset import agreement
+
+        made, *of_others = (
+            {name: value for name, value in manifest.items() if name not in may_differ}
+            for manifest in (self.encoder.made, *others.values())
+        )
+        agreement.refuse_other_packs(self._path, made, dict(zip(others, of_others, strict=True)))
 
     def build_batch(self, dataset: Any, **settings: Any) -> Any:
         """Call Energon's own method, but keep samples that fill no pack yet in its buffer."""

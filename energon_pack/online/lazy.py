@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from energon_pack.config import PackConfig, PackingConfig
 from energon_pack.config.compose import config_of
@@ -36,7 +35,7 @@ from energon_pack.samples.member import MemberInput
 from energon_pack.samples.settings import Take
 from energon_pack.samples.skip import Skip
 from energon_pack.stages.planning import Planned
-from energon_pack.trainers.pack_datasets import PacksByNumber
+from energon_pack.trainers.pack_datasets import PacksByNumber, shared_epoch
 from energon_pack.training.member_encoder import UnreadableMember
 from energon_pack.training.pack_encoder import PackEncoder, check_options
 from energon_pack.training.preference import refuse_sft_options
@@ -100,8 +99,7 @@ class LazyPackedDataset(PacksByNumber):
         self._plans = EpochPlans(prepared.folder / name, len(packs), self.config.packing, self.config.seed, first)
         self._plans.ensure_written(0)
         self._samples = prepared.samples
-        # Shared memory, so that persistent workers see a new epoch.
-        self._epoch = torch.zeros((), dtype=torch.int64, device="cpu").share_memory_()
+        self._epoch = shared_epoch()
         self._key_prefix = prepared.folder.name[:8]
         self.fingerprint = f"{prepared.folder.name}-{name}"
 

@@ -24,6 +24,7 @@ from energon_pack.samples.settings import Take
 from energon_pack.sources.find import Source
 from energon_pack.stages.measuring import index_source, prepare_method
 from energon_pack.stages.places import prepare_places
+from energon_pack.templates.pixels import flat_values
 from energon_pack.templates.processor import load_saved_template
 from energon_pack.templates.settings import Expand
 from energon_pack.templates.template import Template
@@ -31,6 +32,8 @@ from energon_pack.templates.template import Template
 #: a path, overrides of `source.*`, conversations in memory, or samples that are indexed already
 StreamSource: TypeAlias = str | Sequence[str] | MapStyleDataset | Samples
 _INDEX_FILE = "index.arrow"
+#: the one setting of `source.*` that holds for all sources: it is a rule of the model's text, and packs mix sources
+_OF_ALL_SOURCES = "source.control_tokens"
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ class PreparedStream:
     config: PackConfig
     datasets: list[Samples]
     template: Template
+    #: a hash of each dataset's samples and of how they are read; None: nothing identifies them
+    identities: list[str | None]
 
     @property
     def manifest(self) -> dict[str, Any]:
@@ -49,8 +54,7 @@ class PreparedStream:
     @property
     def fingerprint(self) -> str:
         """A hash of the template and of the settings of packing and reading, on which the made packs depend."""
-        depends = [self.template.fingerprint, plain(self.config.packing), self.config.source.reading.identity]
-        return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:16]
+        return _hash([self.template.fingerprint, plain(self.config.packing), self.config.source.reading.identity])[:16]
 
 
 def prepare_stream(settings: PackConfig | Sequence[str], sources: Sequence[StreamSource] | None) -> PreparedStream:
@@ -62,6 +66,13 @@ def prepare_stream(settings: PackConfig | Sequence[str], sources: Sequence[Strea
         raise PackError("source.path has entries of a mixture, and a stream has none: sources=[…] of it have weights")
     if sources is not None and config.source.path is not None:
         raise PackError(f"source.path={config.source.path} and sources: give one of them")
+    if sources is None:
+        path = config.source.path
+        sources = path if isinstance(path, list) else [path]
+    if not sources:
+        raise PackError("sources=[]: give at least one")
+    each = [(_config_of_source(source, config, settings), source) for source in sources]
+    config = each[0][0]
     if config.output.splits.val or config.output.splits.test:
         raise PackError(
             "output.splits: a stream has no splits: give it other sources, or take LazyPackedDataset(split=…)"
@@ -71,21 +82,28 @@ def prepare_stream(settings: PackConfig | Sequence[str], sources: Sequence[Strea
             f"labels.expand={config.labels.expand.value}: a stream takes samples as they come: pack before training, or"
             " LazyPackedDataset"
         )
-    if sources is None:
-        path = config.source.path
-        sources = path if isinstance(path, list) else [path]
-    if not sources:
-        raise PackError("sources=[]: give at least one")
-    each = [(_config_of_source(source, config, settings), source) for source in sources]
+    _refuse_different_settings([flat_values(plain(of_source)) for of_source, _ in each])
     are_pairs = [of_source.source.take is Take.both for of_source, _ in each]
     if len({*are_pairs}) > 1:
         which = are_pairs.index(not are_pairs[0])
         raise PackError(
             f"sources[{which}]: pairs share no stream with other samples: source.take=both for all, or none"
         )
-    for of_source, _ in each:
-        of_source.packing.check_for_online(are_pairs[0])
+    config.packing.check_for_online(are_pairs[0])
     return _prepare_all(each)
+
+
+def _refuse_different_settings(settings: Sequence[Mapping[str, Any]]) -> None:
+    """Raise PackError if the settings of each source, by key, differ where they hold for all: all but `source.*` do."""
+    first, *others = settings
+    for number, other in enumerate(others, 1):
+        for key in sorted(first.keys() | other.keys()):
+            is_own = key.startswith("source.") and key != _OF_ALL_SOURCES
+            if not is_own and first.get(key) != other.get(key):
+                raise PackError(
+                    f"sources[0] has {key}={first.get(key)}, and sources[{number}] {key}={other.get(key)}: only"
+                    f" source.* may differ, but for {_OF_ALL_SOURCES}: give {key} once, for all sources of the stream"
+                )
 
 
 def _config_of_source(source: Any, config: PackConfig, settings: PackConfig | Sequence[str]) -> PackConfig:
@@ -116,13 +134,14 @@ def _prepare_all(each: Sequence[tuple[PackConfig, Any]]) -> PreparedStream:
         settings = StageSettings.of(config, all_places[0].source, all_places[0].processor)
         method = prepare_method(settings.method, workshop)
         config = replace(config, model=replace(config.model, template=method.media_rules_choice.template))
-        datasets = [
+        indexed = [
             _samples_in_files(config_of_source.source, places.source, config.seed, workshop)
             if _is_in_files(source)
             else _samples_in_memory(source, config_of_source.source)
             for (config_of_source, source), places in zip(each, all_places, strict=True)
         ]
-    return PreparedStream(config, datasets, load_saved_template(method.template_folder))
+    datasets, identities = ([*values] for values in zip(*indexed, strict=True))
+    return PreparedStream(config, datasets, load_saved_template(method.template_folder), identities)
 
 
 def _is_overrides(source: Any) -> bool:
@@ -133,22 +152,33 @@ def _is_in_files(source: Any) -> bool:
     return source is None or isinstance(source, str) or _is_overrides(source)
 
 
-def _samples_in_memory(samples: Any, settings: SourceConfig) -> Samples:
+def _hash(depends: Any) -> str:
+    return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()
+
+
+def _samples_in_memory(samples: Any, settings: SourceConfig) -> tuple[Samples, str | None]:
+    """Return a user's dataset as samples, with their identity if it has a fingerprint of Hugging Face."""
     if hasattr(samples, "sample_for_measuring"):
-        indexed: Samples = samples
-        return indexed
-    return user_samples_of(samples, settings)
+        return samples, None
+    known = getattr(samples, "_fingerprint", None)
+    identity = None if known is None else _hash([known, settings.reading.identity])[:24]
+    return user_samples_of(samples, settings), identity
 
 
-def _samples_in_files(settings: SourceConfig, source: Source, seed: int, workshop: Workshop) -> Samples:
+def _samples_in_files(
+    settings: SourceConfig, source: Source, seed: int, workshop: Workshop
+) -> tuple[Samples, str | None]:
+    """Index the files of a source; return its samples, with an identity that a copy of these files has, too."""
     if source.mixture is not None:
         raise PackError(f"source.path={settings.path}: a stream has no mixture: sources=[…] of it have weights")
     keep_damaged = settings.on_damaged is OnDamaged.keep
     indexed = first_samples(index_source(source.shards, keep_damaged, seed, workshop), settings.limit)
     depends = [[item.key, *item.draw_settings, item.num_samples] for item in indexed]
-    identity = hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:24]
-    folder = workshop.cache("stream", identity) / "once"
+    folder = workshop.cache("stream", _hash(depends)[:24]) / "once"
     make_once(folder, lambda part: write_index(part / _INDEX_FILE, indexed))
-    return IndexedSamples(
+    samples = IndexedSamples(
         [item.shard for item in indexed], settings.reading, StoredRows(folder / _INDEX_FILE, SourceIndexRow)
     )
+    digests = [item.index_metadata.get("digest", item.key) for item in indexed]
+    contents = [[digest, *rest] for digest, (_, *rest) in zip(digests, depends, strict=True)]
+    return samples, _hash([contents, settings.reading.identity])[:24]

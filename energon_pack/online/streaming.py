@@ -10,6 +10,7 @@ for the pack that it yields.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -22,7 +23,7 @@ from energon_pack.plan.pool import Pool, WaitingSample, waiting_samples
 from energon_pack.plan.sample_measures import SampleMeasurer
 from energon_pack.steps.position import Position, numbers_taken_together, parsing_state
 from energon_pack.steps.topology import ranks_here
-from energon_pack.trainers.pack_datasets import PackDatasetBase, import_numbered_rows
+from energon_pack.trainers.pack_datasets import PackDatasetBase, import_numbered_rows, shared_epoch
 from energon_pack.training.encoded import TrainingPack
 from energon_pack.training.pack_encoder import PackEncoder, check_options
 from energon_pack.training.worker_start import schedule_try_at_fork
@@ -36,8 +37,9 @@ class StreamingPackedDataset(PackDatasetBase, IterableDataset[TrainingPack]):
     Args:
         config: overrides as on the command line, or a config.
         sources: the datasets to draw from. Each is a path like `source.path`, a list of overrides (such as
-            `["source=jsonl", "source.path=…"]`), or a map-style dataset of conversations, Hugging Face's among them:
-            see `online.user_dataset`. By default the paths in `source.path`.
+            `["source=jsonl", "source.path=…"]`; of other nodes than `source`, all have the same values), or a
+            map-style dataset of conversations, Hugging Face's among them: see `online.user_dataset`. By default the
+            paths in `source.path`.
         weights: relative frequency of each dataset; by default its number of samples.
         buffer_size: samples that wait in each worker when a pack is made; more wait if so many do not fill a pack.
         replacement: begin a used-up dataset anew in another order, so that packs never end. False: each sample is
@@ -96,10 +98,11 @@ class StreamingPackedDataset(PackDatasetBase, IterableDataset[TrainingPack]):
             "replacement": replacement,
             "seed": self.config.seed if seed is None else seed,
             "fingerprint": begun.fingerprint,
+            "sources": begun.identities,
         }
         self._counters = StreamCounters()
         self._packs: OnlinePacks | None = None
-        self._epoch = 0
+        self._epoch = shared_epoch()
         #: states from which the next iteration goes on: of this worker, or of all
         self._states_to_resume: Sequence[Mapping[str, Any]] = [
             lane for state in states for lane in _worker_states(state)
@@ -125,8 +128,13 @@ class StreamingPackedDataset(PackDatasetBase, IterableDataset[TrainingPack]):
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration draw in the order of this epoch; loaded states of the same epoch are still resumed."""
-        if epoch != self._epoch:
-            self._epoch, self._states_to_resume, self._packs = epoch, [], None
+        if epoch != int(self._epoch):
+            self._epoch.fill_(epoch)
+            self._states_to_resume, self._packs = [], None
+
+    def peek(self, num: int) -> list[TrainingPack]:
+        """Return the first packs of the next iteration, at most `num`, which then has them again; none is counted."""
+        return [*islice(self._make_packs(*_worker_and_num_workers(), StreamCounters()), num)]
 
     def __iter__(self) -> Iterator[TrainingPack]:
         self._packs, self._states_to_resume = self._make_packs(*_worker_and_num_workers()), []
@@ -145,12 +153,15 @@ class StreamingPackedDataset(PackDatasetBase, IterableDataset[TrainingPack]):
 
     def _resume_from(self, lanes: Sequence[Mapping[str, Any]]) -> None:
         with parsing_state("state_dict()"):
-            self._states_to_resume, self._epoch = lanes, self._checked_positions(lanes[0])[0].epoch
+            self._states_to_resume = lanes
+            self._epoch.fill_(self._checked_positions(lanes[0])[0].epoch)
             self._make_packs(*_worker_and_num_workers())
 
     def _checked_positions(self, state: Mapping[str, Any]) -> list[Position]:
         for name, value in self._state_settings.items():
-            if state[name] != value:
+            if name == "sources":
+                _refuse_other_sources(state.get(name, value), value)  # states of earlier versions do not name them
+            elif state[name] != value:
                 raise PackError(f"{name}={value}: this state goes on with {name}={state[name]} alone")
         return [Position.from_dict(position) for position in state["positions"]]
 
@@ -162,15 +173,16 @@ class StreamingPackedDataset(PackDatasetBase, IterableDataset[TrainingPack]):
         """
         return self._counters.total(self._measuring.packing.max_token_len)
 
-    def _make_packs(self, worker: int, num_workers: int) -> OnlinePacks:
-        """Make the iterator over the packs of one worker of this rank.
+    def _make_packs(self, worker: int, num_workers: int, counters: StreamCounters | None = None) -> OnlinePacks:
+        """Make the iterator over the packs of one worker of this rank; `counters`: None: those of `statistics`.
 
         Without states it begins with the epoch. With states it resumes where this worker stopped; if the number of
         workers changed, it takes a share of what all former workers left.
         """
-        settings, (rank, ranks) = self._state_settings, self._place
+        settings, (rank, ranks), epoch = self._state_settings, self._place, int(self._epoch)
+        counters = self._counters if counters is None else counters
         here = Position(
-            settings["fingerprint"], epoch=self._epoch, ranks=ranks * num_workers, rank=rank * num_workers + worker
+            settings["fingerprint"], epoch=epoch, ranks=ranks * num_workers, rank=rank * num_workers + worker
         )
         positions, lane, waiting = [here for _ in self._datasets], None, list[WaitingSample]()
         if self._states_to_resume:
@@ -193,15 +205,25 @@ class StreamingPackedDataset(PackDatasetBase, IterableDataset[TrainingPack]):
         pool = Pool(self._measuring.packing, settings["buffer_size"], settings["seed"])
         for sample in waiting:
             pool.add(sample.name, sample.costs, sample.group, sample.since)
-        name, row = f"{self._epoch}/{here.rank}", self._counters.of_worker(worker)
+        name, row = f"{epoch}/{here.rank}", counters.of_worker(worker)
         lanes, sizes = range(rank * num_workers, (rank + 1) * num_workers), settings["num_samples"]
         drawn = [size for size, weight in zip(sizes, settings["weights"] or sizes, strict=True) if weight]
         num_here = sum(len(range(each, size, here.ranks)) for each in lanes for size in drawn)
-        nothing = partial(self._counters.packed_nothing, num_here)
+        nothing = partial(counters.packed_nothing, num_here)
         packs = OnlinePacks(name, self._datasets, draws, self._measuring, pool, self.encoder, row, nothing)
         if lane is not None:
             packs.load_pool_and_counters(lane)
         return packs
+
+
+def _refuse_other_sources(saved: Sequence[str | None], here: Sequence[str | None]) -> None:
+    """Raise PackError if a state was saved with other sources (identities of their samples), or in another order."""
+    for number, (before, now) in enumerate(zip(saved, here, strict=True)):
+        if before != now:
+            raise PackError(
+                f"sources[{number}] has other samples than the source there when this state was saved: give the same"
+                " sources in the same order, with the same source.* (of Hugging Face: with the same fingerprint)"
+            )
 
 
 def _worker_states(state: Any) -> Iterator[Mapping[str, Any]]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -147,9 +148,10 @@ def _rows_to_compare(trainer: Any, collator: Collator, loader: Any) -> list[Any]
                 f"{type(data).__name__} gives no rows ({error}): rows of packs are numbers, and there is nothing to"
                 " tokenise in them: train on packs.as_dataset() itself"
             ) from error
+    elif hasattr(data, "peek"):  # a stream of packs, which an iteration would take
+        rows = data.peek(_CANDIDATE_PACKS)
     else:
-        stream = iter(data)
-        rows = [row for row, _ in zip(stream, range(_CANDIDATE_PACKS), strict=False)]
+        rows = [*islice(data, _CANDIDATE_PACKS)]
     if len(rows) < 2:
         raise PackError(f"{amount(len(rows), 'pack')}: two are needed, which share a step")
     packs = [collator.pack_of_row(row) for row in rows]

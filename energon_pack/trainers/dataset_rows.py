@@ -69,6 +69,10 @@ class StreamRows(datasets.IterableDataset):
         for pack in self._packs:
             yield {PACK_COLUMN: pack}
 
+    def peek(self, num: int) -> list[dict[str, TrainingPack]]:
+        """Return the first rows of the next iteration, at most `num`, which then has them again."""
+        return [{PACK_COLUMN: pack} for pack in self._packs.peek(num)]  # type: ignore[attr-defined]
+
     def _rows(self) -> Iterator[tuple[int, dict[str, TrainingPack]]]:
         yield from enumerate(self)
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from megatron.energon import WorkerConfig, get_train_dataset, get_val_dataset
 
-from energon_pack import metadataset, order
+from energon_pack import PackedTaskEncoder, metadataset, order, train_arguments
 from energon_pack.dataset import agreement, encoder
 from energon_pack.dataset.encoder import pack_encoder
 from energon_pack.dataset.kept_inputs import read_kept_rules
@@ -190,6 +191,70 @@ def test_a_dataset_of_texts_is_joined_whatever_its_pixels_would_be(
         join(texts, twins[0])
     rules = pack_encoder(texts.parent / "hand.yaml").rules
     assert full_processor(rules).image_processor.image_mean[0] == 0.48145466
+
+
+# ---------------------------------------------------------------------------------- an encoder made for another dataset
+
+
+def read_train(folder: Path, task_encoder: PackedTaskEncoder) -> None:
+    worker = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    get_train_dataset(folder, **train_arguments(folder, task_encoder, worker))
+
+
+def read_val(folder: Path, task_encoder: PackedTaskEncoder) -> None:
+    worker = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    get_val_dataset(folder, split_part="train", worker_config=worker, batch_size=1, task_encoder=task_encoder)
+
+
+@pytest.mark.parametrize("read", [read_train, read_val])
+def test_an_encoder_reads_no_packs_of_other_pixels_or_of_pairs(
+    twins: tuple[Path, Path], read: Callable[[Path, PackedTaskEncoder], None]
+) -> None:
+    """`--val OTHER` was prepared by the processor of the training's packs; pairs were a batch for SFT."""
+    first, second = twins
+    made = PackedTaskEncoder(first)
+    read(second, made)  # a copy is the same
+    with_setting(second, IMAGES, is_old=False, image_mean=[0.5, 0.5, 0.5])
+    with pytest.raises(PackError, match=r"first and \S+second make other pixels of media: image.image_mean is \[0.48"):
+        read(second, made)
+    rewrite(second, "energon_pack.json", lambda manifest: manifest.update(pairs=True))
+    with pytest.raises(PackError, match=r"first and \S+second were packed with .*: the pairs None, and the pairs True"):
+        read(second, made)
+    read(first, made)
+
+
+def test_validation_packs_may_lie_otherwise_in_a_batch(twins: tuple[Path, Path]) -> None:
+    """How they are padded matters to nothing but the speed of a training."""
+    first, second = twins
+    made = PackedTaskEncoder(first)
+    rewrite(second, "energon_pack.json", lambda manifest: manifest.update(layout="thd", pad_to_multiple_of=8))
+    read_val(second, made)
+    with pytest.raises(PackError, match=r"the layout neat, and the layout thd: packs of one training"):
+        read_train(second, made)
+
+
+def test_an_encoder_of_a_blend_reads_its_datasets(twins: tuple[Path, Path]) -> None:
+    """Each of them, and the blend itself, whose packs differ in nothing that is read."""
+    first, second = twins
+    rewrite(second, "energon_pack.json", lambda manifest: manifest.update(max_token_len=600))
+    by_metadataset(first, second)
+    blend = first.parent / "both.yaml"
+    made = PackedTaskEncoder(blend)
+    for folder in (blend, first, second):
+        read_train(folder, made)
+
+
+def test_an_encoder_of_texts_reads_no_pictures_of_another_processor(
+    twins: tuple[Path, Path], demo: tuple[Path, Path], cache: Path
+) -> None:
+    """It would prepare them itself; of a blend, the pictures' own processor does. The reverse is right."""
+    folder = twins[0].parent / "texts"
+    source = write_tar(folder / "source" / "x.tar", {"a.json": chat("Why?", "So.")})
+    pack(demo_config(demo, cache, folder, source, packing__group_by=None, packing__max_token_len=512))
+    with_setting(folder / "packed", IMAGES, image_mean=[0.5, 0.5, 0.5], is_old=False)
+    with pytest.raises(PackError, match=r"texts/packed and \S+first make other pixels of media: image.image_mean is"):
+        read_val(twins[0], PackedTaskEncoder(folder / "packed"))
+    read_val(folder / "packed", PackedTaskEncoder(twins[0]))
 
 
 # -------------------------------------------------------------------------------------------------- another processor

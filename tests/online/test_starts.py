@@ -183,12 +183,35 @@ def packs(settings: list[str]) -> LazyPackedDataset:
         ("/data", [], r"sources='/data': give a list of sources"),
         ([HELD], ["source.path=/data"], r"source\.path=/data and sources: give one of them"),
         ([HELD], ["output.splits.val=0.1"], r"output\.splits: a stream has no splits"),
+        ([["source.path=/a", "output.splits.val=0.1"]], [], r"output\.splits: a stream has no splits"),
     ],
 )
 def test_a_stream_of_other_data_than_was_meant(settings: list[str], sources: Any, more: list[str], said: str) -> None:
     """An empty source was the built-in demo, a string was the whole disk, a validation part was trained on."""
     with pytest.raises(ValueError, match=said):
         StreamingPackedDataset([*settings, *more], sources)
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ("labels.train_on=last", r"labels\.train_on=all, and sources\[1\] labels\.train_on=last: only source\.\* may"),
+        ("packing.max_token_len=300", r"packing\.max_token_len=\d+, and sources\[1\] packing\.max_token_len=300: only"),
+        ("media.alpha=white", r"media\.alpha=\w+, and sources\[1\] media\.alpha=white: only"),
+        ("model.chat_template_kwargs.a=1", r"model\.chat_template_kwargs\.a=None, and sources\[1\] .*=1: only"),
+        (
+            "source.control_tokens=skip",
+            r"source\.control_tokens=keep, and sources\[1\] .*=skip: .* give source\.control",
+        ),
+    ],
+)
+def test_a_setting_of_all_sources_is_not_of_one(settings: list[str], own: str, said: str) -> None:
+    """The first source's were everyone's, and those of the others were ignored, without a word."""
+    for other in (["source.path=/a"], "/a", HELD):
+        with pytest.raises(ValueError, match=rf"^sources\[0\] has {said}"):
+            StreamingPackedDataset(settings, [other, ["source.path=/b", own]])
+    with pytest.raises(ValueError, match=rf"and sources\[1\] {own.partition('=')[0]}="):
+        StreamingPackedDataset(settings, [["source.path=/b", own], "/a"])
 
 
 @pytest.mark.parametrize("fingerprint", [None, "mended"])

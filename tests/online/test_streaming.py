@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import islice, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import hydra
@@ -13,6 +14,7 @@ import torch
 from hydra.core.global_hydra import GlobalHydra
 from hydra.utils import instantiate
 from hydra.version import getbase
+from torch.utils.data import DataLoader
 
 from energon_pack.config.compose import compose_config
 from energon_pack.errors import PackError
@@ -23,6 +25,7 @@ from energon_pack.samples.member import MemberInput
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.model_inputs import sample_of
 from energon_pack.templates.sample import Sample
+from energon_pack.trainers import check
 from support.alone import demo_model
 from support.packed import demo_config, json_lines, lengths, packed
 from support.running import need_torchvision
@@ -214,6 +217,98 @@ def test_a_state_goes_on_with_the_same_settings_alone(make: Any) -> None:
             make(SOURCES, rank=0, world_size=1, buffer_size=12, states=states)
     with pytest.raises(ValueError, match="fingerprint="):
         make(SOURCES, "packing.max_images=4", rank=0, world_size=2, buffer_size=12).load_state_dict(state)
+
+
+def talk(folder: Path, name: str, num: int = 20) -> str:
+    """Write a JSONL of short conversations of two answers; return its path."""
+    folder.mkdir(exist_ok=True)
+    rows = []
+    for i in range(num):
+        turns = [("user", f"{name} {i:02d}?"), ("assistant", "Yes."), ("user", "So?"), ("assistant", "No.")]
+        rows.append({"messages": [{"role": role, "content": text} for role, text in turns]})
+    path = folder / f"{name}.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+class Table(list[Any]):
+    """Conversations in memory, with a fingerprint as Hugging Face's datasets have it."""
+
+    def __init__(self, items: Sequence[Any], fingerprint: str):
+        super().__init__(items)
+        self._fingerprint = fingerprint
+
+
+def test_a_state_goes_on_with_the_same_sources_alone(make: Any, tmp_path: Path) -> None:
+    """In another order some samples came twice, and some never; their numbers were compared alone."""
+    options = {"replacement": False, "buffer_size": 6, "weights": [3, 1]}
+    here, there = ([talk(tmp_path / folder, name) for name in "xy"] for folder in ("here", "there"))
+    stream = make(here, **options)
+    before = Counter(name for pack in ids(islice(stream, 2)) for name in pack)
+    state = json.loads(json.dumps(stream.state_dict()))
+    said = r"^sources\[0\] has other samples than the source there when this state was saved"
+    for sources, number in ((here[::-1], "0"), ([here[0], [f"source.path={here[1]}", "source.columns.id=name"]], "1")):
+        with pytest.raises(ValueError, match=said.replace("0", number)):
+            make(sources, **options, states=[state])
+    earlier = {key: value for key, value in state.items() if key != "sources"}
+    for sources, kept in ((here, state), (there, state), (here, earlier)):  # a copy elsewhere is the same
+        rest = Counter(name for pack in ids(make(sources, **options, states=[kept])) for name in pack)
+        assert before + rest == {f"{name}.jsonl:{i}": 1 for name in "xy" for i in range(1, 21)}
+    items = [json.loads(line) for line in Path(here[0]).read_text().splitlines()]
+    state = make([Table(items, "a")]).state_dict()
+    assert len(ids(islice(make([Table(items, "a")], states=[state]), 1))) == 1
+    with pytest.raises(ValueError, match=said):
+        make([Table(items, "b")], states=[state])
+
+
+def test_sources_differ_in_what_is_read_and_agree_in_all_else(make: Any, tmp_path: Path) -> None:
+    """One source may set what holds for all, and so may all of them."""
+    first, second = (talk(tmp_path, name) for name in "xy")
+    once = {"replacement": False, "buffer_size": 6}
+
+    def trained(sources: list[Any], *overrides: str) -> dict[str, int]:
+        packs = make(sources, *overrides, **once)
+        return {one.sample_id: int((one.tokens.labels != -100).sum()) for pack in packs for one in pack.members}
+
+    last = [[f"source.path={path}", "labels.train_on=last"] for path in (first, second)]
+    for_all = trained([first, second], "labels.train_on=last")
+    assert trained(last) == for_all
+    assert trained(last[:1]).items() <= for_all.items()
+    assert sum(trained([first, second]).values()) > sum(for_all.values())
+    limited = trained([[f"source.path={first}", "source.limit=3"], second])
+    assert sorted(name for name in limited if name.startswith("x")) == [f"x.jsonl:{i}" for i in range(1, 4)]
+    assert len(limited) == 23
+
+
+def test_a_look_at_the_first_packs_takes_none(make: Any) -> None:
+    """`check_trainer` looks at rows: a resumed epoch began anew, and these packs were counted."""
+    options = {"replacement": False, "buffer_size": 12, "seed": 3}
+    whole = ids(make(SOURCES, **options))
+    stream = make(SOURCES, **options)
+    assert ids(stream.peek(2)) == whole[:2]
+    assert stream.statistics()["packs"] == 0
+    before = ids(islice(stream, 4))
+    assert ids(stream.peek(2)) == whole[:2], "an iteration without states begins with the epoch"
+    state = json.loads(json.dumps(stream.state_dict()))
+    again = make(SOURCES, **options, states=[state])
+    collator = SimpleNamespace(pack_of_row=lambda row: row)
+    trainer = SimpleNamespace(train_dataset=again, accelerator=SimpleNamespace(process_index=0))
+    looked: Any = check._rows_to_compare(trainer, collator, None)  # type: ignore[arg-type]
+    assert {name for pack in ids(looked) for name in pack} <= {name for pack in whole[4:] for name in pack}
+    assert again.statistics()["packs"] == 4
+    assert before + ids(again) == whole
+    assert again.statistics()["packs"] == len(whole)
+
+
+def test_workers_that_stay_hear_of_the_next_epoch(make: Any) -> None:
+    """With `persistent_workers=True` each epoch was the first one."""
+    options = {"replacement": False, "buffer_size": 12}
+    stream, other = make(SOURCES, **options), make(SOURCES, **options)
+    loader = DataLoader(stream, batch_size=None, num_workers=1, persistent_workers=True)
+    first = ids(loader)
+    stream.set_epoch(1)
+    other.set_epoch(1)
+    assert ids(loader) == ids(other) != first
 
 
 def test_a_sample_that_can_not_be_read_is_counted_or_ends_the_training(make: Any) -> None:
