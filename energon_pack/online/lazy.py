@@ -22,7 +22,7 @@ from energon_pack.dataset.files import LEDGER
 from energon_pack.dataset.manifest import PackTotals
 from energon_pack.dataset.plan_counts import totals_of_plan
 from energon_pack.errors import PackError
-from energon_pack.online.prepare import ITEMS_FOLDER, prepare
+from energon_pack.online.prepare import ITEMS_FOLDER, prepare, shared_epoch
 from energon_pack.online.user_dataset import MapStyleDataset
 from energon_pack.plan.existing_packs import exchange_members_for_epoch
 from energon_pack.plan.packs import PackPlan, select_packs, split_of_packs
@@ -35,7 +35,7 @@ from energon_pack.samples.member import MemberInput
 from energon_pack.samples.settings import Take
 from energon_pack.samples.skip import Skip
 from energon_pack.stages.planning import Planned
-from energon_pack.trainers.pack_datasets import PacksByNumber, shared_epoch
+from energon_pack.trainers.pack_datasets import PacksByNumber
 from energon_pack.training.member_encoder import UnreadableMember
 from energon_pack.training.pack_encoder import PackEncoder, check_options
 from energon_pack.training.preference import refuse_sft_options

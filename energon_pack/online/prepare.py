@@ -287,6 +287,12 @@ def places_without_files(settings: SourceConfig, model: ModelConfig, output_dir:
     return Places(Source([], frozenset()), model.path_or_hub_id(), unused, cache)
 
 
+def shared_epoch() -> torch.Tensor:
+    """Return the number of the first epoch, int64[], in shared memory: persistent workers see there when it changes."""
+    epoch: torch.Tensor = torch.zeros((), dtype=torch.int64, device="cpu").share_memory_()
+    return epoch
+
+
 def _write(folder: Path, planned: Planned, packing: PackingConfig) -> None:
     write_measured_rows(folder / _ROWS_FILE, planned.lengths)
     write_ledger(folder / LEDGER, planned.lengths, planned.plan, packing)

@@ -17,13 +17,14 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from energon_pack.config import PackConfig
 from energon_pack.errors import PackError, check_buffer_size
+from energon_pack.online.prepare import shared_epoch
 from energon_pack.online.stream_packs import Draws, OnlinePacks, StreamCounters
 from energon_pack.online.stream_setup import StreamSource, prepare_stream
 from energon_pack.plan.pool import Pool, WaitingSample, waiting_samples
 from energon_pack.plan.sample_measures import SampleMeasurer
 from energon_pack.steps.position import Position, numbers_taken_together, parsing_state
 from energon_pack.steps.topology import ranks_here
-from energon_pack.trainers.pack_datasets import PackDatasetBase, import_numbered_rows, shared_epoch
+from energon_pack.trainers.pack_datasets import PackDatasetBase, import_numbered_rows
 from energon_pack.training.encoded import TrainingPack
 from energon_pack.training.pack_encoder import PackEncoder, check_options
 from energon_pack.training.worker_start import schedule_try_at_fork

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -167,12 +166,6 @@ class PacksByNumber(PackDatasetBase, Dataset[TrainingPack]):
         packs = PackSampler(self, 0, ranks, micro_batches).of_all_ranks(num)
         lens = np.stack([self.lens(epoch) for epoch in range(epochs)])
         return rows.NumberedRows.from_packs(packs, self.fingerprint, lens[tuple(np.array(packs).T)])
-
-
-def shared_epoch() -> Tensor:
-    """Return the number of the first epoch, int64[], in shared memory: persistent workers see there when it changes."""
-    epoch: Tensor = torch.zeros((), dtype=torch.int64, device="cpu").share_memory_()
-    return epoch
 
 
 def import_numbered_rows() -> Any:
