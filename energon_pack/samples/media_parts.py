@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import Any
 
 from energon_pack.samples.dialects.pictures import DOWNLOAD_ADVICE
-from energon_pack.samples.media.kinds import IMAGE, KINDS, MEDIA_KEYS, kind_by_extension
+from energon_pack.samples.media.kinds import IMAGE, KINDS, MEDIA_KEYS, VIDEO, kind_by_extension
 from energon_pack.samples.placeholders import num_text_placeholders
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import Part
@@ -13,6 +13,7 @@ from energon_pack.samples.skip import Reason, Skip
 
 #: the kind of media that a key of a record, or a content part, lists
 _KIND_OF_KEY = {name: kind for kind, medium in KINDS.items() for name in (*medium.keys, f"content[].{kind}")}
+_STILL_EXTENSIONS = ("jpg", "jpeg", "png", "bmp", "tif", "tiff")  # of pictures that do not move
 
 
 def media_parts(record: Record, key: str, parts: Sequence[Part]) -> list[Part]:
@@ -57,6 +58,7 @@ def refuse_other_kinds(record: Record, key: str, parts: Sequence[Part], kinds: S
     """Raise Skip (`placeholder_mismatch`) if a medium is of another kind than the key, or content part, that lists it.
 
     Keys of images list any medium: LLaVA's `image` may be a video, and ImageFolder's `file_name` becomes an `image`.
+    Stills under a key of videos are its frames: they stay images.
 
     `key`: of the sample. `parts`: its media; `kinds`: the kind of each, by its content.
     """
@@ -64,7 +66,8 @@ def refuse_other_kinds(record: Record, key: str, parts: Sequence[Part], kinds: S
     in_content = ((f"content[].{part['type']}", part["name"]) for c in contents for part in c if "name" in part)
     for listed_by, name in (*record.listed_by_kind, *in_content, *_listings_in_fields(record.fields)):
         meant, found = _KIND_OF_KEY[listed_by], _kinds_of_name(name, key, parts, kinds)
-        if found and meant not in (IMAGE.kind, *found):
+        is_still = found[:1] == [IMAGE.kind] and name.rpartition(".")[2].lower() in _STILL_EXTENSIONS
+        if found and meant not in (IMAGE.kind, *found) and not (is_still and meant == VIDEO.kind):
             right = listed_by.replace(meant, found[0])
             detail = f"{listed_by} lists {name[:80]}, which is {KINDS[found[0]].noun}"
             ways = f"convert it to {KINDS[meant].formats[0].extension}, or list it under {right}"
