@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from energon_pack.errors import PackError
-from energon_pack.run.load_by_name import load_entry_point
 from energon_pack.samples.flavors.base import Flavor, PackedFlavor
 from energon_pack.samples.flavors.captioning import PackedCaptioning
 from energon_pack.samples.flavors.fit import FIT_RULES
@@ -32,6 +31,8 @@ def find_packed_flavor(name: str) -> PackedFlavor | None:
     """Return the flavour of packs with this name, of this package or an installed one; None: there is none."""
     if name in PACKED_FLAVORS or name == TREES_FLAVOR.name:
         return PACKED_FLAVORS.get(name, TREES_FLAVOR)
+    from energon_pack.run.load_by_name import load_entry_point  # late: only a package's flavour needs it
+
     flavor = load_entry_point("flavors", "output.flavor", name)
     if flavor is None:
         return None

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from energon_pack.run.load_by_name import load_entry_point, load_named
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.arguments import PreparedMedia, VideoClip, media_arguments, video_metadata
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
@@ -84,6 +83,8 @@ def _preprocessed_by_package(rules: InputRules, image: Image.Image) -> Image.Ima
 
 @lru_cache(maxsize=1)
 def _preprocessor(media: str) -> Any:
+    from energon_pack.run.load_by_name import load_entry_point, load_named  # late: only a package's class needs it
+
     settings = json.loads(media)
     name = settings["image"]
     make: Any = load_named("media.image", name) if ":" in name else load_entry_point("media", "media.image", name)
