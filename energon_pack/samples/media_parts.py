@@ -13,7 +13,7 @@ from energon_pack.samples.skip import Reason, Skip
 
 #: the kind of media that a key of a record, or a content part, lists
 _KIND_OF_KEY = {name: kind for kind, medium in KINDS.items() for name in (*medium.keys, f"content[].{kind}")}
-_STILL_EXTENSIONS = ("jpg", "jpeg", "png", "bmp", "tif", "tiff")  # of pictures that do not move
+_MAY_MOVE = ("gif", "webp", "apng", "avif")  # extensions of pictures that may move
 
 
 def media_parts(record: Record, key: str, parts: Sequence[Part]) -> list[Part]:
@@ -65,9 +65,10 @@ def refuse_other_kinds(record: Record, key: str, parts: Sequence[Part], kinds: S
     contents = (message["content"] for message in record.messages if isinstance(message["content"], list))
     in_content = ((f"content[].{part['type']}", part["name"]) for c in contents for part in c if "name" in part)
     for listed_by, name in (*record.listed_by_kind, *in_content, *_listings_in_fields(record.fields)):
-        meant, found = _KIND_OF_KEY[listed_by], _kinds_of_name(name, key, parts, kinds)
-        is_still = found[:1] == [IMAGE.kind] and name.rpartition(".")[2].lower() in _STILL_EXTENSIONS
-        if found and meant not in (IMAGE.kind, *found) and not (is_still and meant == VIDEO.kind):
+        meant = _KIND_OF_KEY[listed_by]
+        found = [] if meant == IMAGE.kind else _kinds_of_name(name, key, parts, kinds)
+        is_frame = meant == VIDEO.kind and found[:1] == [IMAGE.kind] and _extension(name) not in _MAY_MOVE
+        if found and meant not in found and not is_frame:
             right = listed_by.replace(meant, found[0])
             detail = f"{listed_by} lists {name[:80]}, which is {KINDS[found[0]].noun}"
             ways = f"convert it to {KINDS[meant].formats[0].extension}, or list it under {right}"
@@ -89,8 +90,12 @@ def _kinds_of_name(name: str, key: str, parts: Sequence[Part], kinds: Sequence[s
     """Return the kind of the part that a sample names; of the parts with its extension, if none has the name."""
     with suppress(Skip):
         return [kinds[parts.index(listed_parts([name], key, parts)[0])]]
-    extension = name.rpartition(".")[2].lower()
-    return [kind for part, kind in zip(parts, kinds, strict=True) if part.name.rpartition(".")[2].lower() == extension]
+    extension = _extension(name)
+    return [kind for part, kind in zip(parts, kinds, strict=True) if _extension(part.name) == extension]
+
+
+def _extension(name: str) -> str:
+    return name.rpartition(".")[2].lower()
 
 
 def _refuse_tar_links(parts: list[Part]) -> list[Part]:

@@ -86,8 +86,8 @@ class Skip(Exception):
 
 
 def key_of_synonyms(value: Mapping[str, Any], keys: Sequence[str]) -> str:
-    """Return the first of several keys of one meaning that has a value, else the first that is there, or else ""."""
-    return next(filter(value.get, keys), None) or next((key for key in keys if key in value), "")
+    """Return the first of several keys of one meaning that has a value; else the first that is there, or of all."""
+    return next(filter(value.get, keys), None) or next((key for key in keys if key in value), keys[0])
 
 
 def value_of_synonyms(value: Mapping[str, Any], keys: Sequence[str], place: str = "") -> Any:

@@ -185,6 +185,13 @@ def test_two_spellings_that_say_the_same_are_one_medium() -> None:
             parse_row({**other, "images": ["b.jpg"]}, RowSettings("/data"), AUTO)
 
 
+@pytest.mark.parametrize("turn", [{"role": "user", "": "q"}, {"": "user", "content": "q"}])
+def test_a_key_without_a_name_says_nothing(turn: dict[str, Any]) -> None:
+    """Where a turn lacked a key, "" was asked in its place."""
+    with pytest.raises(Skip, match="bad_message"):
+        parse_record({"messages": [turn, SAID[1]]}, AUTO)
+
+
 def test_a_turn_has_one_role() -> None:
     assert "is from 'gpt'" in said_of({"messages": [{"role": "user", "from": "gpt", "content": "q"}, SAID[1]]})
     same = [{"role": "user", "from": "human", "content": "q"}, {**SAID[1], "from": "a name"}]

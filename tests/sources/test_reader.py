@@ -343,7 +343,12 @@ def test_a_medium_of_another_kind_than_its_key_is_refused(
 
 def test_neutral_names_of_media_say_no_kind(tmp_path: Path) -> None:
     """Content decides what a `file_name` is, what an image is that LLaVA's `image` lists, and frames are images."""
-    for name, data in (("g.gif", GIF), ("v.mp4", video(3)), ("s.wav", sound(9000)), ("s.jpg", picture(56, 56, "JPEG"))):
+    for name, data in (
+        ("g.gif", GIF),
+        ("v.mp4", video(3)),
+        ("s.wav", sound(9000)),
+        *((name, picture(56, 56, "JPEG")) for name in ("s.jpg", "s.jfif")),
+    ):
         (tmp_path / name).write_bytes(data)
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "a"}]
     rows: list[tuple[dict[str, Any], str]] = [
@@ -352,7 +357,7 @@ def test_neutral_names_of_media_say_no_kind(tmp_path: Path) -> None:
         ({"media_files": ["g.gif"]}, "<image>?"),
         ({"audios": ["s.wav"]}, "<audio>?"),
         ({"videos": [["g.gif", "g.gif"]]}, "<image><image>?"),
-        ({"videos": ["s.jpg", "s.jpg"]}, "<image><image>?"),
+        ({"videos": ["s.jpg", "s.jfif"]}, "<image><image>?"),
         ({"image": "g.gif", "video": "v.mp4"}, "<image><video>?"),
     ]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"messages": turns, **row}) + "\n" for row, _ in rows))
