@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from energon_pack.errors import without_passwords
@@ -87,7 +88,8 @@ class Skip(Exception):
 
 def key_of_synonyms(value: Mapping[str, Any], keys: Sequence[str]) -> str:
     """Return the first of several keys of one meaning that has a value; else the first that is there, or of all."""
-    return next(filter(value.get, keys), None) or next((key for key in keys if key in value), keys[0])
+    there = (key for key in keys if key in value)
+    return next(filter(value.get, keys), None) or next(chain(there, keys), "")
 
 
 def value_of_synonyms(value: Mapping[str, Any], keys: Sequence[str], place: str = "") -> Any:
