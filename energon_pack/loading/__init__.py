@@ -108,7 +108,8 @@ def load_multi_mix_qa(parts: Parts, settings: ReadSettings = _AUTO_SETTINGS) -> 
     record = _record_of_parts(parts, settings)
     chosen = media_parts(record, key, files)
     kinds = [kind_of(parts, part.name) for part in chosen]
-    refuse_other_kinds(record, key, chosen, kinds)
+    named = [Media(kind, extension=part.name.rpartition(".")[2]) for part, kind in zip(chosen, kinds, strict=True)]
+    refuse_other_kinds(record, key, chosen, named)
     placed = placed_record(record, kinds)
     arrays = [
         patch_positions_of(parts[listed_parts([name], key, files)[0].name]) if name else None

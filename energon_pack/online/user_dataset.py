@@ -141,7 +141,7 @@ class UserSamples:
                 opened = [self._read_medium(by_name.get(name, name)) for name in record.listed_media or ()]
             media_found = [_probed_medium(medium) for _, medium in opened]
             kinds = [medium.kind for medium in media_found]
-            refuse_other_kinds(record, "", [Part(name, 0, 0) for name in record.listed_media or ()], kinds)
+            refuse_other_kinds(record, "", [Part(name, 0, 0) for name in record.listed_media or ()], media_found)
             placed = placed_record(record, kinds)
             fields = placed.record.fields
             if settings.media is None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from energon_pack.samples.dialects.pictures import DOWNLOAD_ADVICE
 from energon_pack.samples.media.kinds import IMAGE, KINDS, MEDIA_KEYS, VIDEO, kind_by_extension
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.placeholders import num_text_placeholders
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import Part
@@ -13,7 +14,8 @@ from energon_pack.samples.skip import Reason, Skip
 
 #: the kind of media that a key of a record, or a content part, lists
 _KIND_OF_KEY = {name: kind for kind, medium in KINDS.items() for name in (*medium.keys, f"content[].{kind}")}
-_MAY_MOVE = ("gif", "webp", "apng", "avif")  # extensions of pictures that may move
+#: extensions of pictures that do not move; a picture in memory may have none
+_STILL_EXTENSIONS = ("", "jpg", "jpeg", "png", "bmp", "tif", "tiff")
 
 
 def media_parts(record: Record, key: str, parts: Sequence[Part]) -> list[Part]:
@@ -54,25 +56,29 @@ def listed_parts(listed_media: Sequence[str], key: str, parts: Sequence[Part]) -
     return _refuse_tar_links(chosen)
 
 
-def refuse_other_kinds(record: Record, key: str, parts: Sequence[Part], kinds: Sequence[str]) -> None:
+def refuse_other_kinds(record: Record, key: str, parts: Sequence[Part], media: Sequence[Media]) -> None:
     """Raise Skip (`placeholder_mismatch`) if a medium is of another kind than the key, or content part, that lists it.
 
     Keys of images list any medium: LLaVA's `image` may be a video, and ImageFolder's `file_name` becomes an `image`.
     Stills under a key of videos are its frames: they stay images.
 
-    `key`: of the sample. `parts`: its media; `kinds`: the kind of each, by its content.
+    `key`: of the sample. `parts`: its media; `media`: kind and extension of each, by its content.
     """
     contents = (message["content"] for message in record.messages if isinstance(message["content"], list))
     in_content = ((f"content[].{part['type']}", part["name"]) for c in contents for part in c if "name" in part)
     for listed_by, name in (*record.listed_by_kind, *in_content, *_listings_in_fields(record.fields)):
         meant = _KIND_OF_KEY[listed_by]
-        found = [] if meant == IMAGE.kind else _kinds_of_name(name, key, parts, kinds)
-        is_frame = meant == VIDEO.kind and found[:1] == [IMAGE.kind] and _extension(name) not in _MAY_MOVE
-        if found and meant not in found and not is_frame:
-            right = listed_by.replace(meant, found[0])
-            detail = f"{listed_by} lists {name[:80]}, which is {KINDS[found[0]].noun}"
+        found = [] if meant == IMAGE.kind else _media_of_name(name, key, parts, media)
+        are_frames = meant == VIDEO.kind and all(_is_still(medium) for medium in found)
+        if found and not are_frames and all(medium.kind != meant for medium in found):
+            right = listed_by.replace(meant, found[0].kind)
+            detail = f"{listed_by} lists {name[:80]}, which is {KINDS[found[0].kind].noun}"
             ways = f"convert it to {KINDS[meant].formats[0].extension}, or list it under {right}"
             raise Skip(Reason.PLACEHOLDER_MISMATCH, f"{detail}: {ways}")
+
+
+def _is_still(medium: Media) -> bool:
+    return medium.kind == IMAGE.kind and medium.extension in _STILL_EXTENSIONS
 
 
 def _listings_in_fields(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -86,12 +92,12 @@ def _listings_in_fields(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                 yield key, name
 
 
-def _kinds_of_name(name: str, key: str, parts: Sequence[Part], kinds: Sequence[str]) -> list[str]:
-    """Return the kind of the part that a sample names; of the parts with its extension, if none has the name."""
+def _media_of_name(name: str, key: str, parts: Sequence[Part], media: Sequence[Media]) -> list[Media]:
+    """Return the medium that a sample names; those with its extension, if none has the name."""
     with suppress(Skip):
-        return [kinds[parts.index(listed_parts([name], key, parts)[0])]]
+        return [media[parts.index(listed_parts([name], key, parts)[0])]]
     extension = _extension(name)
-    return [kind for part, kind in zip(parts, kinds, strict=True) if _extension(part.name) == extension]
+    return [medium for part, medium in zip(parts, media, strict=True) if _extension(part.name) == extension]
 
 
 def _extension(name: str) -> str:

@@ -74,7 +74,7 @@ def _read_indexed(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSet
         looked_at = _read_headers(reader, shard, listed)
         kinds = [medium.kind for medium in looked_at]
         seems = media_type(kinds)
-        refuse_other_kinds(record, source_key(row.key), listed, kinds)
+        refuse_other_kinds(record, source_key(row.key), listed, looked_at)
         placed = placed_record(record, kinds)
         if settings.media is None:
             _refuse_unread(reader, shard, row, placed.record, [part.name for part in listed])

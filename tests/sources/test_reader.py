@@ -1,6 +1,7 @@
 """Bytes of samples by their places: what changed since it was measured is not read, few files are open at once."""
 
 import base64
+import io
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from energon_pack.config import Format
 from energon_pack.config.schema import MediaIn, PackConfig
@@ -363,6 +365,13 @@ def test_neutral_names_of_media_say_no_kind(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"messages": turns, **row}) + "\n" for row, _ in rows))
     found = read(tmp_path / "a.jsonl")
     assert [one if isinstance(one, str) else one[0][0] for one in found.values()] == [text for _, text in rows]
+    still = (tmp_path / "s.jpg").read_bytes()
+    asked = [{"role": "user", "content": "<image>?"}, turns[1]]
+    for in_memory in (still, {"bytes": still, "path": None}, Image.open(io.BytesIO(still))):
+        sample, _ = UserSamples([{"messages": asked, "videos": [in_memory]}], ReadSettings(), str(tmp_path)).read(0)
+        assert [medium.kind for medium in sample.media] == ["image"]
+    with pytest.raises(Skip, match="which is an image: convert it to mp4"):
+        UserSamples([{"messages": asked, "videos": [GIF]}], ReadSettings(), str(tmp_path)).read(0)
     folder = tmp_path / "metadata.csv"
     folder.write_text("file_name,text\ng.gif,A\nv.mp4,B\ns.wav,C\n")
     assert [one[0][0] for one in read(folder).values()] == ["<image>", "<video>", "<audio>"]
