@@ -10,11 +10,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from energon_pack.samples.dialects.pairs import turn, without_pair_keys
+from energon_pack.samples.dialects.pairs import turn, turns_of_pair, without_pair_keys
 from energon_pack.samples.hint import Hint
-from energon_pack.samples.sample import Message
+from energon_pack.samples.sample import ARGUMENT_KEYS, CONTENT_KEYS, ROLE_KEYS, THOUGHT_KEYS, Message
 from energon_pack.samples.settings import Take
-from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
+from energon_pack.samples.skip import Reason, Skip, key_of_synonyms, value_of_synonyms
+from energon_pack.samples.weights import PART_WEIGHTS, TURN_WEIGHT_KEYS
+from energon_pack.samples.written_calls import CALL_ROLES, holders_of_keys, json_or_none, written_calls
 
 _REJECTED_KEYS = frozenset(("rejected_response", "rejected_messages", "rejected_images"))
 #: OpenAI's names → ours
@@ -56,12 +58,9 @@ def without_rejected_answer(value: Mapping[str, Any], keys: Sequence[str], take:
         raise Skip(Reason.PREFERENCE_DATA, f"{detail}: preference data ({hint})", hint)
     if label and not _is_good(value[label]):
         raise Skip(Reason.NOT_CHOSEN, f"{detail} (source.take=chosen)")
-    rest = {name: item for name, item in value.items() if name not in PREFERENCE_KEYS}
-    if has_pair and not value.get(key) and (asks := next((one for one in _ANSWER_OF_QUESTION if value.get(one)), "")):
-        return {**rest, _ANSWER_OF_QUESTION[asks]: value["chosen"]}
     if has_pair:
-        rest = {name: item for name, item in rest.items() if name not in _PROMPT_KEYS}
-        return {**rest, key: _with_answer(_prompt_turns(value, key), value["chosen"])}
+        return _side_of_pair(value, key, "chosen")
+    rest = {name: item for name, item in value.items() if name not in PREFERENCE_KEYS}
     if label and completed and not value.get(key):
         rest = {name: item for name, item in rest.items() if name not in ("prompt", "completion")}
         return {**rest, key: _with_answer(_prompt_turns(value, key), value["completion"])}
@@ -72,17 +71,16 @@ def with_rejected_as_chosen(value: Mapping[str, Any], keys: Sequence[str]) -> di
     """Return a sample's JSON with its rejected answer in the place of the chosen one, for `without_rejected_answer`.
 
     Raises:
-        Skip: `no_pair`: it has no two answers to one question, or they have other media.
+        Skip: `no_pair`: it has no two answers to one question, or they have other media; `bad_message`: its turns end
+            with another answer than the chosen one.
     """
     value = _without_openai_names(value, keys[0])
     key = next((key for key in keys if value.get(key)), keys[0])
     if value.get("rejected_images"):
         raise Skip(Reason.NO_PAIR, "rejected_images: both sides of a pair have the same media")
     if _has_pair(value) and [] not in (value["chosen"], value["rejected"]):
-        prompts = {name: value[name] for name in (key, *_PROMPT_KEYS) if isinstance(value.get(name), list)}
-        chosen = _answer_turns(value["chosen"])
-        prompts = {name: _without_repeated_answer(turns, chosen) for name, turns in prompts.items()}
-        return {**value, **prompts, "chosen": value["rejected"]}
+        labels = {name: value[name] for name in LABEL_KEYS if name in value}
+        return {**_side_of_pair(value, key, "rejected"), **labels}
     turns, response = value.get("rejected_messages"), value.get("rejected_response")
     if turns:
         return {**value, key: turns}
@@ -130,11 +128,21 @@ def _prompt_turns(value: Mapping[str, Any], key: str) -> list[Message]:
     return prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
 
 
+def _side_of_pair(value: Mapping[str, Any], key: str, side: str) -> dict[str, Any]:
+    """Return a pair's JSON with one of its answers, `chosen` or `rejected`, after the prompt that both have."""
+    rest = {name: item for name, item in value.items() if name not in PREFERENCE_KEYS}
+    if not value.get(key) and (asks := next((one for one in _ANSWER_OF_QUESTION if value.get(one)), "")):
+        return {**rest, _ANSWER_OF_QUESTION[asks]: value[side]}
+    prompt, chosen = _without_repeated_answer(_prompt_turns(value, key), value["chosen"])
+    rest = {name: item for name, item in rest.items() if name not in _PROMPT_KEYS}
+    return {**rest, key: _with_answer(prompt, chosen if side == "chosen" else value[side])}
+
+
 def _with_answer(prompt: list[Message], answer: Any) -> list[Any]:
     """Join a prompt and an answer, which is a text, a turn or turns; turns that repeat the prompt stand alone."""
     if _begins_anew(turns := _answer_turns(answer)):
         return turns
-    if not (prompt := _without_repeated_answer(prompt, turns)) and not isinstance(answer, list):
+    if not prompt and not isinstance(answer, list):
         raise Skip(Reason.BAD_MESSAGE, "the chosen answer has no prompt: fields prompt, question or messages")
     return [*prompt, *turns]
 
@@ -143,17 +151,37 @@ def _answer_turns(answer: Any) -> list[Any]:
     return answer if isinstance(answer, list) else [answer if isinstance(answer, dict) else turn("assistant", answer)]
 
 
-def _without_repeated_answer(prompt: list[Message], turns: list[Any]) -> list[Message]:
-    """Return a prompt without the turns of the answer if it ends with them; raises Skip if it ends with another one."""
-    if not turns or not prompt or _begins_anew(turns):
-        return prompt
-    before, after = prompt[: -len(turns)], prompt[-len(turns) :]
-    if _role(after[0]) in _ANSWER_ROLES and [*map(_said, after)] == [*map(_said, turns)]:
-        return before
-    if {_role(prompt[-1]), _role(turns[0])} <= _ANSWER_ROLES:
+def _without_repeated_answer(prompt: list[Message], chosen: Any) -> tuple[list[Message], Any]:
+    """Return a prompt without the chosen answer if it ends with it, and that answer, with the thoughts of both.
+
+    Raises Skip if the prompt ends with another answer.
+    """
+    turns = _answer_turns(chosen)
+    if not turns or not prompt or not all(isinstance(message, dict) for message in (*prompt, *turns)):
+        return prompt, chosen
+    if _begins_anew(turns):
+        return prompt[:-1] if [*map(_said, prompt)] == [*map(_said, turns)] else prompt, chosen
+    asks_itself = _is_pair(turns[0])
+    pair = turns_of_pair(prompt[-1], len(prompt) - 1) if _is_pair(prompt[-1]) and not asks_itself else None
+    unpaired = [*prompt[:-1], *pair] if pair else prompt
+    before, after = unpaired[: -len(turns)], unpaired[-len(turns) :]
+    roles = {*_ANSWER_ROLES, *CALL_ROLES}
+    if _role(after[0]) in roles and [*map(_said, after)] == [*map(_said, turns)]:
+        turns = [*map(_with_thoughts_and_weights, turns, after)]
+        return before, turns if isinstance(chosen, list) else turns[0]
+    if not asks_itself and {_role(prompt[-1]), _role(turns[0])} <= _ANSWER_ROLES:
         detail = f"its turns end with another answer than chosen: {str(prompt[-1])[:80]}"
         raise Skip(Reason.BAD_MESSAGE, f"{detail} (preference data end with a question, or with the chosen answer)")
-    return prompt
+    return prompt, chosen
+
+
+def _with_thoughts_and_weights(message: Message, same: Message) -> Message:
+    """Return a turn with the thoughts and the weights of a turn that says the same, where it has none of its own."""
+    more: Message = {}
+    for keys in (THOUGHT_KEYS, (*sorted(TURN_WEIGHT_KEYS), PART_WEIGHTS)):
+        if all(message.get(key) is None for key in keys):
+            more |= {key: same[key] for key in keys if same.get(key) is not None}
+    return {**message, **more}
 
 
 def _begins_anew(turns: list[Any]) -> bool:
@@ -162,13 +190,31 @@ def _begins_anew(turns: list[Any]) -> bool:
 
 def _role(message: Any) -> str:
     """Return the role of a turn; a question with its answer, in one object, is an answer."""
-    message = message if isinstance(message, dict) else {}
-    is_pair = len(without_pair_keys(message)) < len(message)
-    return str(message.get("role", message.get("from", "assistant" if is_pair else "")))
+    if _is_pair(message):
+        return "assistant"
+    return str(message.get(key_of_synonyms(message, ROLE_KEYS), "")) if isinstance(message, dict) else ""
 
 
-def _said(message: Any) -> tuple[Any, Any]:
-    """Return the text and the calls of a turn."""
-    message = message if isinstance(message, dict) else {}
-    text = message.get("content", message.get("value"))
-    return text.strip() if isinstance(text, str) else text, message.get("tool_calls")
+def _is_pair(message: Any) -> bool:
+    """Tell whether a turn has no role, and keys of a question or of its answer."""
+    is_unnamed = isinstance(message, dict) and message.get(key_of_synonyms(message, ROLE_KEYS)) is None
+    return is_unnamed and len(without_pair_keys(message)) < len(message)
+
+
+def _said(message: Message) -> tuple[Any, list[Message], Any]:
+    """Return the text and the calls of a turn, whichever way they are written; and a pair itself."""
+    text = message.get(key_of_synonyms(message, CONTENT_KEYS))
+    if isinstance(text, list) and all(isinstance(part, dict) and part.get("type", "text") == "text" for part in text):
+        text = "".join(str(part.get(key_of_synonyms(part, ("text", "value")))) for part in text)
+    calls = [_called(call) for call, _ in written_calls({"content": None, **message, "role": _role(message)})]
+    text = text.strip() if isinstance(text, str) else text
+    return "" if text is None else text, calls, message if _is_pair(message) else None
+
+
+def _called(call: Message) -> Message:
+    """Return what a call says: its name and arguments, which may be JSON in a string, without its number and type."""
+    keys = {key: item for holder in holders_of_keys(call) for key, item in holder.items()}
+    arguments = keys.get(key_of_synonyms(keys, ARGUMENT_KEYS))
+    parsed = json_or_none(arguments) if isinstance(arguments, str) else None
+    rest = {key: item for key, item in keys.items() if key not in ("id", "type", "index", "function", *ARGUMENT_KEYS)}
+    return {**rest, "arguments": (arguments if parsed is None else parsed) or {}}

@@ -385,7 +385,7 @@ def test_a_chosen_answer_that_the_conversation_has_is_trained_once(field: str, c
     ]
 
 
-@pytest.mark.parametrize("last", [{**GOOD, "content": "other"}, {"user": "q", "assistant": "good"}])
+@pytest.mark.parametrize("last", [{**GOOD, "content": "other"}, {"user": "q", "assistant": "other"}])
 def test_turns_that_end_with_another_answer_are_no_prompt(last: Message) -> None:
     """Both answers were trained, although one alone can be right."""
     for settings in (CHOSEN, ReadSettings(take=Take.both)):
@@ -393,6 +393,88 @@ def test_turns_that_end_with_another_answer_are_no_prompt(last: Message) -> None
             read_record(
                 lambda own: parse_record({"messages": [USER, last], "chosen": "good", "rejected": "bad"}, own), settings
             )
+
+
+PARTS = [{"type": "text", "text": "good"}]
+CALL = {"role": "assistant", "content": None, "tool_calls": [{"name": "f", "arguments": {}}]}
+EMPTY_SPELLINGS = {"role": None, "from": "gpt", "content": None, "value": "good"}
+
+
+@pytest.mark.parametrize(
+    ("last", "chosen"),
+    [
+        ({**GOOD, "tool_calls": []}, "good"),
+        ({**GOOD, "tool_calls": None}, GOOD),
+        ({**GOOD, "content": PARTS}, "good"),
+        (GOOD, {**GOOD, "content": PARTS}),
+        ({"user": "q", "assistant": "good"}, "good"),
+        (EMPTY_SPELLINGS, "good"),
+        ({**EMPTY_SPELLINGS, "role": ""}, GOOD),
+        ({"role": "assistant", "content": None, "value": "good"}, "good"),
+        ({**CALL, "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}, CALL),
+        ({"from": "function_call", "value": '{"name": "f", "arguments": {}}'},) * 2,
+    ],
+)
+def test_the_same_answer_in_another_spelling_is_trained_once(last: Message, chosen: Any) -> None:
+    """It was refused as another answer, or was trained twice."""
+    record = {"messages": [last] if "user" in last else [USER, last], "chosen": chosen, "rejected": "bad"}
+    one = parse_record({"prompt": "q", "chosen": chosen, "rejected": "bad"}, CHOSEN).messages
+    assert parse_record(record, CHOSEN).messages == one
+    pair = read_record(lambda own: parse_record(record, own), ReadSettings(take=Take.both))
+    assert (pair.messages, pair.rejected) == (one, [USER, BAD])
+
+
+@pytest.mark.parametrize("role", [None, ""])
+def test_whole_conversations_with_an_empty_role_have_their_prompt_once(role: str | None) -> None:
+    asked = {"role": role, "from": "human", "value": "q"}
+    record = {"prompt": [asked], "chosen": [asked, GOOD], "rejected": [asked, BAD]}
+    assert [turn["content"] for turn in parse_record(record, CHOSEN).messages] == ["q", "good"]
+
+
+def test_an_answer_keeps_the_thoughts_and_weights_that_the_conversation_has_of_it() -> None:
+    """They were lost in silence; what the chosen answer says itself stays."""
+    more = {"reasoning_content": "hm", "loss": False}
+    for chosen in ("good", GOOD, [GOOD]):
+        record = {"messages": [USER, {**GOOD, **more}], "chosen": chosen, "rejected": "bad"}
+        assert parse_record(record, CHOSEN).messages == [USER, {**GOOD, **more}]
+    own = {**GOOD, "thinking": "oh", "weight": 2}
+    twice = {"messages": [USER, {**GOOD, **more}], "chosen": own, "rejected": "bad"}
+    assert parse_record(twice, CHOSEN).messages[1:] == [own]
+
+
+@pytest.mark.parametrize(
+    ("turns", "chosen", "before"),
+    [
+        ([USER, {**GOOD, "content": "step"}, GOOD], [GOOD], [USER, {**GOOD, "content": "step"}]),
+        (CHAT, CHAT, [USER]),
+        ([USER, {**GOOD, "content": "step"}], [USER, {**GOOD, "content": "step"}, GOOD], None),
+    ],
+)
+def test_both_sides_of_a_pair_have_one_prompt(turns: Any, chosen: Any, before: Any) -> None:
+    """Only the chosen answer is looked for: the turn before it was "another answer" on the rejected side."""
+    record: dict[str, Any] = {"messages": turns, "chosen": chosen, "rejected": "bad"}
+    pair = read_record(lambda own: parse_record(record, own), ReadSettings(take=Take.both))
+    assert pair.messages == parse_record(record, CHOSEN).messages
+    assert pair.rejected == [*(before or turns), BAD]
+
+
+def test_a_labelled_completion_goes_on_where_its_prompt_ends() -> None:
+    """It was "another answer than chosen", in a record that has no `chosen`."""
+    record: dict[str, Any] = {"prompt": CHAT, "completion": [{**GOOD, "content": "more"}], "label": True}
+    assert texts(parse_record(record, CHOSEN)) == ["q", "good", "more"]
+
+
+def test_a_chosen_turn_that_is_no_object_is_named() -> None:
+    """It ended the run, after an answer that says as little."""
+    with pytest.raises(Skip, match="message 2 is a NoneType"):
+        parse_record({"messages": [USER, {**GOOD, "content": None}], "chosen": [None], "rejected": "bad"}, CHOSEN)
+
+
+def test_questions_with_their_answers_go_on_with_such_a_pair() -> None:
+    first, last = {"user": "p", "assistant": "o"}, {"user": "q", "assistant": "good"}
+    record = {"messages": [first], "chosen": [last], "rejected": [{**last, "assistant": "bad"}]}
+    assert texts(parse_record(record, CHOSEN)) == ["p", "o", "q", "good"]
+    assert texts(parse_record({**record, "messages": [first, last]}, CHOSEN)) == ["p", "o", "q", "good"]
 
 
 def test_a_prompt_may_end_with_a_call_whose_result_is_chosen() -> None:
