@@ -38,7 +38,8 @@ from energon_pack.samples.tool_calls import (
 from energon_pack.samples.weights import PART_WEIGHTS
 from energon_pack.samples.written_calls import CALL_ROLES
 
-_ROLES = {
+#: the roles that are known, and the one of ours that each means
+ROLES = {
     **{role: role for role in ("system", "developer", "user", "assistant", "tool", DOCUMENT)},
     "human": "user",
     **dict.fromkeys(("gpt", "bot", "chatgpt", "bing", "model", "bard", *CALL_ROLES), "assistant"),
@@ -220,14 +221,14 @@ def _normalized_turns(message: Any, index: int) -> list[Message]:
         raise Skip(Reason.BAD_MESSAGE, f"message {index} is a {type(message).__name__}, not an object")
     role_key, content_key = (key_of_synonyms(message, keys) for keys in (ROLE_KEYS, CONTENT_KEYS))
     named, content = message.get(role_key), message.get(content_key)
-    role = _ROLES.get(named) if isinstance(named, str) else None
+    role = ROLES.get(named) if isinstance(named, str) else None
     if role is None:
         if named is None and (pair := turns_of_pair(message, index)):
             return [pair[0], *_normalized_turns(pair[1], index)]
         raise Skip(Reason.BAD_MESSAGE, f"message {index} has the role {named!r}: {_role_advice(named)}")
     normal = {"role": role, "content": content}
     if len(message) > 2 or content_key not in message:
-        if role_key == "role" and _ROLES.get(str(message.get("from")), role) != role:
+        if role_key == "role" and ROLES.get(str(message.get("from")), role) != role:
             raise Skip(Reason.BAD_MESSAGE, f"message {index} has the role {named!r} and is from {message['from']!r}")
         message = without_synonyms(message, 1)
         normal |= {k: v for k, v in message.items() if k not in (role_key, content_key, *normal)}
@@ -254,7 +255,7 @@ def _normalized_turns(message: Any, index: int) -> list[Message]:
 
 def _role_advice(named: Any) -> str:
     """Return advice for a message: the known role that is spelled most like this one, and all known roles."""
-    known = [role for role in _ROLES if role not in (DOCUMENT, *CALL_ROLES)]
+    known = [role for role in ROLES if role not in (DOCUMENT, *CALL_ROLES)]
     near = difflib.get_close_matches(str(named).lower(), known, 1)
     which = f"did you mean {near[0]}? " if near else ""
     return f"{which}known are {', '.join(known)}; source.roles.user, .assistant, .system and .tool take others"

@@ -78,15 +78,18 @@ def _refuse_unread_keys(media: MediaConfig) -> None:
 def refuse_unread_limit(media: MediaConfig, choose_frames: Callable[[Media], Sequence[int]]) -> None:
     """Raise PackError if the processor's own choice of frames does not keep `media.max_frames` or `media.min_frames`.
 
-    `choose_frames`: the processor's rule, which is asked about a long and a short video.
+    `choose_frames`: the processor's rule, which is asked about a video that is long in frames and in seconds, and about
+    a short one.
     """
     fps, most, least = media.fps or 1.0, media.max_frames, media.min_frames
     if VIDEO_PREPROCESSORS.get(media.video, media.video) is not None:
         return  # the preprocessor chooses
-    for key, limit, rate in (("max_frames", most, fps), ("min_frames", least, 8 * (least or 1) * fps)):
+    rate_of_long, seconds = max(30.0, fps), 4 * max(most or 0, media.num_frames or 0) / min(fps, 1.0)
+    long = "max_frames", most, math.ceil(rate_of_long * seconds), rate_of_long
+    for key, limit, total, rate in (long, ("min_frames", least, 4 * (least or 0), 8 * (least or 1) * fps)):
         if limit is None:
             continue
-        video = Media(VIDEO.kind, 64, 64, "mp4", 4 * limit, rate)
+        video = Media(VIDEO.kind, 64, 64, "mp4", total, rate)
         try:
             chosen = len(choose_frames(video))
         except Skip:

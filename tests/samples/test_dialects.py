@@ -80,6 +80,8 @@ def test_what_fits_two_is_left_out_with_both_names(value: Any, said: str) -> Non
             {"prompt": "p", "completion": [{"role": "assistant", "content": "a"}]},
             "its completion is empty or of another form",
         ),
+        ({"question": "q", "answer": 0}, "its answer is empty or of another form: '0'"),
+        ({"question": "q", "answers": []}, "its answers is empty or of another form: '[]'"),
         ({"questions": ["a", "b"], "answers": ["c"]}, "2 texts in questions for 1 in answers"),
         ({"conversation": "Hi!"}, "read as 'conversation', and its conversation is empty or of another form"),
         ({"texts": [{"user": "q", "assistant": None}]}, "message 0 has a assistant that is no text"),
@@ -100,6 +102,14 @@ def test_what_is_read_today_is_read_first() -> None:
     assert texts(parse_record({"caption": "c", **both}, ReadSettings(sample_type=SampleType.captioning))) == ["", "c"]
     assert texts(parse_record({"text": "## i\n\n## o", **both}, AUTO)) == ["i", "o"]  # as Alpaca has it on the hub
     assert texts(parse_record({"question": "q", "answers": ["a", "b"]}, AUTO)) == ["q", "a"]
+
+
+@pytest.mark.parametrize("empty", [None, "", False, [], {}])
+def test_an_alpaca_line_may_have_an_empty_input(empty: Any) -> None:
+    """A table without a text there may hold false; such lines were refused."""
+    value = {"instruction": "i", "input": empty, "output": "o"}
+    columns = (("prompt", "instruction"), ("query", "input"), ("response", "output"))
+    assert texts(parse_record(value, AUTO)) == texts(parse_row(value, RowSettings("", columns), AUTO)) == ["i", "o"]
 
 
 SAID = [{"role": "user", "content": "<image>What is it?"}, {"role": "assistant", "content": "A cat."}]
@@ -211,6 +221,8 @@ def test_an_empty_spelling_hides_no_full_one(empty: Any) -> None:
     image = {**asked, "value": [{"type": "image", "image": "a.jpg", "mood": 1}, {"type": "text", "text": "q"}]}
     record = parse_record({"messages": [image, answered]}, AUTO)
     assert (record.declared, record.listed_media, record.unknown) == ("image", ["a.jpg"], {"content[].mood": [1]})
+    for content in ("a", [{"type": "text", "text": "a"}]):  # the answer was empty
+        assert texts(parse_record({"texts": [{"user": "q", "assistant": "", "content": content}]}, AUTO)) == ["q", "a"]
 
 
 @pytest.mark.parametrize("full", REASONING_KEYS)

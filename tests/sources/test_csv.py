@@ -14,7 +14,7 @@ import pytest
 
 from energon_pack.errors import PackError
 from energon_pack.samples.dialects.cells import with_lists_of_cells
-from energon_pack.samples.settings import ReadSettings, Take
+from energon_pack.samples.settings import Columns, ReadSettings, Roles, Take
 from energon_pack.samples.skip import Skip
 from energon_pack.sources import csv_rows
 from energon_pack.sources.csv_rows import CsvRecordScanner, CsvTable, csv_of, index_csv
@@ -192,6 +192,78 @@ def test_a_list_as_numpy_prints_it_is_named(tmp_path: Path, row: dict[str, str])
     """pandas writes it so after reading Parquet; it was trained as a text."""
     said = read_row(tmp_path / "a.csv", row, take=Take.chosen)
     assert "is a list as numpy prints it" in str(said)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[Bob] said "yes" "no" [end]',
+        "[the dogs' 'bone']",
+        "['a' 'b'] and ['c']",
+        "[see 'a' 'b']",
+    ],
+)
+def test_a_text_with_brackets_and_quotes_is_no_list(tmp_path: Path, text: str) -> None:
+    """It was refused as a list that numpy prints."""
+    assert read_row(tmp_path / "a.csv", {"question": "q", "answers": text}) == (["q", text], [])
+    row = {"questions": text, "answers": "a"}
+    assert with_lists_of_cells(row, ReadSettings()) == row
+    asked = {"questions": "[1] 'a' 'b'?\n[2]", "answers": "a"}
+    assert with_lists_of_cells(asked, ReadSettings()) == asked
+
+
+@pytest.mark.parametrize("texts", [["it's", None, 'a\n"b"'], [None, "a", "b"], ["a"] * 2000])
+def test_texts_of_numpy_may_be_missing_or_left_out(texts: list[str | None]) -> None:
+    """They would be trained, brackets and all."""
+    with pytest.raises(Skip, match="answers is a list as numpy prints it"):
+        with_lists_of_cells({"question": "q", "answers": f" {np.array(texts, object)}\n"}, ReadSettings())
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        '{"from": "bob@x.org", "content": "hi"}',
+        '{"role": "admin", "value": "x"}',
+        '[{"from": "Paris", "value": 3}]',
+        '{"role": "user", "content": 3}',
+        '{"role": "user", "content": ["x"]}',
+        '{"role": ["user"], "content": "x"}',
+        str(np.array([{"from": "Paris", "value": 3}, {"from": "Rome", "value": 4}])),
+    ],
+)
+def test_an_object_with_another_role_is_no_turn(tmp_path: Path, cell: str) -> None:
+    """Answers and questions in JSON were refused: a mail, or an account, is no turn."""
+    path, other = tmp_path / "a.csv", cell.replace("3", "5").replace("x", "y")
+    rows = [
+        ({"prompt": "q", "chosen": cell, "rejected": other}, ["q", cell]),
+        ({"prompt": cell, "chosen": "a", "rejected": "b"}, [cell, "a"]),
+        ({"prompt": cell, "completion": other}, [cell, other]),
+    ]
+    for row, texts in rows:
+        assert read_row(path, row, take=Take.chosen) == (texts, [])
+
+
+@pytest.mark.parametrize("written", [repr, json.dumps], ids=["Python", "JSON"])
+def test_a_cell_may_be_one_turn(tmp_path: Path, written: Callable[[Any], str]) -> None:
+    """A question that is one object was refused. Roles are known by the settings, too, and calls need no text."""
+    path, one = tmp_path / "a.csv", written(USER)
+    pair = {"prompt": one, "chosen": "good", "rejected": "bad"}
+    assert read_row(path, pair, take=Take.chosen) == (["q", "good"], [])
+    assert read_row(path, {"prompt": one, "completion": written(GOOD)}) == (["q", "good"], [])
+    in_parts = [{**USER, "content": [{"type": "text", "text": "q"}]}]
+    assert read_row(path, {"prompt": written(in_parts), "completion": written([GOOD])}) == (["q", "good"], [])
+    spelled = {"prompt": written({"who": "Kunde", "said": "q"}), "completion": written({"who": "Bot", "said": "good"})}
+    settings = ReadSettings(columns=Columns(role="who", content="said"), roles=Roles(user="Kunde", assistant="Bot"))
+    assert with_lists_of_cells(spelled, settings)["completion"] == [{"who": "Bot", "said": "good"}]
+    call = {"role": "assistant", "content": None, "tool_calls": [{"name": "f", "args": {}}]}
+    called = {"prompt": written([USER]), "completion": written([call])}
+    assert with_lists_of_cells(called, ReadSettings())["completion"] == [call]
+
+
+def test_an_empty_list_of_answers_is_named(tmp_path: Path) -> None:
+    """The question was named in its place."""
+    said = "bad_message: read as 'question and answers', and its answers is empty or of another form: '[]'"
+    assert read_row(tmp_path / "a.csv", {"question": "q", "answers": "[]"}) == said
 
 
 def test_fields_that_are_not_read_stay_as_they_are(tmp_path: Path) -> None:

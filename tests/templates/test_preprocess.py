@@ -194,6 +194,13 @@ def test_each_group_of_media_sets_what_its_preprocessor_reads() -> None:
         (_IntegerSteps, {"video": "fps", "fps": 1.0, "max_frames": 4}, False),  # LLaVA-OneVision's
         (_IntegerSteps, {"video": "fps", "fps": 1.0, "min_frames": 4}, False),
         (_IntegerSteps, {"video": "uniform", "num_frames": 8, "max_frames": 4}, False),
+        (FrameSampling, {"max_frames": 4}, False),  # by its own rate
+        (FrameSampling, {"video": "fps", "fps": 0.1, "max_frames": 4}, False),
+        (FrameSampling, {"video": "fps", "fps": 60.0, "max_frames": 4}, False),
+        (FrameSampling, {"video": "uniform", "num_frames": 32, "max_frames": 4}, False),
+        (FrameSampling, {"video": "uniform", "num_frames": 999, "max_frames": 4}, False),
+        (FrameSampling, {"video": "uniform", "num_frames": 4, "max_frames": 4}, True),
+        (_WholePatchFrames, {"video": "fps", "fps": 60.0, "max_frames": 9}, True),
         (_IntegerSteps, {"video": "qwen_vl_utils", "max_frames": 4}, True),  # the preprocessor reads it
         (_WholePatchFrames, {"max_frames": 4}, False),  # Qwen2.5-VL takes all frames, unless media=fps
         (_WholePatchFrames, {"video": "fps", "fps": 1.0, "min_frames": 5, "max_frames": 9}, True),
@@ -204,7 +211,7 @@ def test_limits_of_frames_that_no_rule_reads_are_refused(rule: Any, media: dict[
     """Every frame was packed, although `media.max_frames` was set."""
     config = MediaConfig(**media)
     settings = {"min_frames": 4, "max_frames": 768, **video_settings(config)}
-    if rule is _FirstToLastFrames:
+    if rule is _FirstToLastFrames or (rule is FrameSampling and config.video == "default"):
         settings |= {"do_sample_frames": True, "fps": 2}
     frames = rule(settings, 2) if rule is _WholePatchFrames else rule(settings)
     with nullcontext() if is_kept else pytest.raises(PackError, match=r"media.m.._frames=\d does nothing: by media"):

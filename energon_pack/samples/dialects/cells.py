@@ -8,13 +8,10 @@ Lists under names that hold nothing else (`messages`, `images` …) are texts in
 import re
 from typing import Any
 
-from energon_pack.samples.dialects.rewrite import (
-    ANSWER_FIELDS,
-    TEXTS_WITHOUT_COMMA,
-    parsed_text,
-    rename_fields_and_roles,
-)
+from energon_pack.samples.dialects.rewrite import ANSWER_FIELDS, parsed_text, rename_fields_and_roles
 from energon_pack.samples.dialects.table import possible_readings
+from energon_pack.samples.record import ROLES
+from energon_pack.samples.sample import CONTENT_KEYS, ROLE_KEYS
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 
@@ -22,8 +19,12 @@ from energon_pack.samples.skip import Reason, Skip
 _PROMPTED_FIELDS = ("prompt", "completion")
 #: fields of several texts
 _TEXTS_FIELDS = ("questions", "answers", "prompts", "captions")
-#: how numpy prints a list of turns, and what Python can't read in it
+_QUOTED = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
+#: how numpy prints a list of texts, some of which may be missing or left out
+_NUMPY_TEXTS = re.compile(rf"\s*\[\s*(?:None\s+)*{_QUOTED}(?:\s+(?:{_QUOTED}|None|\.\.\.))+\s*\]\s*", re.DOTALL)
+#: how it prints a list of turns, a key with its text, and what Python can't read in it
 _NUMPY_TURNS = re.compile(r"\s*\[\{'(role|from|content|value)': ")
+_NUMPY_ITEM = re.compile(r"'(\w+)': '([^']*)'")
 _NO_PYTHON = re.compile(r"\}\s+\{|array\(")
 
 
@@ -54,7 +55,8 @@ def with_lists_of_cells(row: Any, settings: ReadSettings) -> Any:
     if unread := next((key for key in lists if cells[key] is None), None):
         advice = "json.dumps(list(…)) writes it with commas"
         raise Skip(Reason.BAD_MESSAGE, f"{unread} is a list as numpy prints it: {texts[unread][:80]} ({advice})")
-    return row | {key: cells[key] for key in lists}
+    asked = {key: [cells[key]] for key in lists if key in _PROMPTED_FIELDS and isinstance(cells[key], dict)}
+    return row | {key: cells[key] for key in lists} | asked
 
 
 def _is_list_of(value: Any, kind: type) -> bool:
@@ -64,18 +66,25 @@ def _is_list_of(value: Any, kind: type) -> bool:
 def _are_texts(value: Any) -> bool:
     """Tell whether a value is a list of texts; a text: if numpy wrote it."""
     if isinstance(value, str):
-        return value.rstrip().endswith("]") and TEXTS_WITHOUT_COMMA.search(value) is not None
+        return _NUMPY_TEXTS.fullmatch(value) is not None
     return _is_list_of(value, str)
 
 
 def _are_turns(value: Any, settings: ReadSettings) -> bool:
-    """Tell whether a value is a turn or turns: objects with a role, and a text or calls; a text: if numpy wrote it."""
+    """Tell whether a value is a turn or turns: objects with a known role, and a text, parts or calls.
+
+    Of a value that is a text: whether numpy wrote turns.
+    """
+    role_keys = {*ROLE_KEYS, settings.columns.role}
+    content_keys = {*CONTENT_KEYS, "tool_calls", settings.columns.content}
+    roles = {*ROLES, *vars(settings.roles).values()} - {None}
     if isinstance(value, str):
-        is_whole = _NUMPY_TURNS.match(value) and value.rstrip().endswith("}]")
-        return bool(is_whole and _NO_PYTHON.search(value))
+        is_whole = _NUMPY_TURNS.match(value) and value.rstrip().endswith("}]") and _NO_PYTHON.search(value)
+        return bool(is_whole) and any(key in role_keys and text in roles for key, text in _NUMPY_ITEM.findall(value))
     turns = value if isinstance(value, list) else [value]
-    roles = {"role", "from", settings.columns.role}
-    contents = {"content", "value", "tool_calls", settings.columns.content}
     return turns != [] and all(
-        isinstance(turn, dict) and not roles.isdisjoint(turn) and not contents.isdisjoint(turn) for turn in turns
+        isinstance(turn, dict)
+        and any(isinstance(turn.get(key), str) and turn[key] in roles for key in role_keys)
+        and any(isinstance(turn[key], str | None) or _is_list_of(turn[key], dict) for key in content_keys & turn.keys())
+        for turn in turns
     )

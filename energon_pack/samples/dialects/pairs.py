@@ -44,7 +44,7 @@ def turns_of_pair(message: Mapping[str, Any], index: int) -> list[Message] | Non
         if not isinstance(text, str):
             raise Skip(Reason.BAD_MESSAGE, f"message {index} has a {key} that is no text: {str(text)[:80]}")
     spelled = {key: message[key] for key in CONTENT_KEYS if isinstance(message.get(key), str | list)}
-    value_of_synonyms({answers[0]: answer, **spelled}, (answers[0], *spelled), "messages[].")
+    answer = value_of_synonyms({answers[0]: answer, **spelled}, (answers[0], *spelled), "messages[].")
     more = {key: item for key, item in message.items() if key in _KEYS_OF_ANSWER and (item or item == 0)}
     question, answered = question_and_answer_turns(message[asks[0]], answer)
     return [question, answered | more]

@@ -30,7 +30,7 @@ _SHAREGPT_KEYS = {"role": "from", "content": "value"}
 ANSWER_FIELDS = ("chosen", "rejected")
 _MAX_PYTHON_CHARS = 1 << 20  # of a list as Python writes it, whose syntax tree takes much memory
 #: how numpy prints a list of texts: Python reads them as one
-TEXTS_WITHOUT_COMMA = re.compile(r"""['"]\s+['"]""")
+_TEXTS_WITHOUT_COMMA = re.compile(r"""['"]\s+['"]""")
 #: what `datasets.ImageFolder` calls a column of names of files
 FILE_NAME_KEY = re.compile(rf"({'|'.join(MEDIA_KEYS)})_file_names?")
 #: fields whose list may be written as JSON text, as a cell of a table has it
@@ -87,7 +87,7 @@ def _parsed_python(text: str) -> Any:
             value = parse_json_or_skip(json.dumps(ast.literal_eval(text)), RECORD_WEIGHT_KEYS)
     except (Skip, ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None
-    return None if TEXTS_WITHOUT_COMMA.search(text) and _joins_texts(text) else value
+    return None if _TEXTS_WITHOUT_COMMA.search(text) and _joins_texts(text) else value
 
 
 def _joins_texts(text: str) -> bool:

@@ -72,8 +72,8 @@ def turns_of_prompt_and_completion(value: Mapping[str, Any], dialect: Dialect) -
 def turns_of_parallel_lists(value: Mapping[str, Any], dialect: Dialect) -> list[Message]:
     """Make turns of a list of questions and a list of as many answers."""
     sides = [value[key] for key in dialect.required_fields]
-    if sides[0] and isinstance(sides[0], str) and sides[1] == "":
-        return question_and_answer_turns(sides[0], "")
+    if sides[0] and isinstance(sides[0], str) and not sides[1]:  # one question without an answer
+        return question_and_answer_turns(sides[0], _text_field(value, dialect.required_fields[1], dialect))
     for key, side in zip(dialect.required_fields, sides, strict=True):
         is_question = key == dialect.required_fields[0]
         if not isinstance(side, list) or not all(isinstance(text, str) and (text or not is_question) for text in side):
@@ -94,7 +94,7 @@ def turns_as_written(value: Mapping[str, Any], dialect: Dialect) -> list[Any]:
 
 def _text_field(value: Mapping[str, Any], key: str, dialect: Dialect) -> str:
     text = value.get(key)
-    if text is None or (not text and isinstance(text, list | dict) and key in dialect.optional_fields):
+    if text is None or (not text and isinstance(text, bool | list | dict) and key in dialect.optional_fields):
         return ""
     if not isinstance(text, str):
         raise _other_form_skip(dialect, key, text)

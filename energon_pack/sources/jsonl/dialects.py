@@ -10,7 +10,7 @@ from typing import Any
 
 from energon_pack.samples.dialects.pictures import refuse_url
 from energon_pack.samples.dialects.rewrite import rewrite_record, with_our_names, with_renamed_turns
-from energon_pack.samples.dialects.table import Dialect, turns_of_instruction, turns_of_question
+from energon_pack.samples.dialects.table import Dialect, turns_of_question
 from energon_pack.samples.frame_lists import frame_list_settings
 from energon_pack.samples.lost_media import empty_media_keys
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, MEDIA_KEYS, PART_TYPES, VIDEO
@@ -30,7 +30,7 @@ _ROLE_TAGS = {
     "function_tag": "function_call",
     "system_tag": "system",
 }
-_OF_COLUMNS = Dialect("columns of a meta file", ("prompt", "response"), turns_of_instruction, ("query", "history"))
+_OF_COLUMNS = Dialect("columns of a meta file", ("prompt",), turns_of_question, ("query", "history"))
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ def _renamed_fields(value: Mapping[str, Any], rows: RowSettings, settings: ReadS
     is_asked = answer is not None or any(isinstance(value.get(key), str) and value[key] for key in ("prompt", "query"))
     if "prompt" in columns and "prompt" in value and not value.get("messages") and is_asked:
         answers = [] if answer is None else [{"role": "assistant", "content": answer}]
-        value["messages"] = [*turns_of_question(value, _OF_COLUMNS), *answers]
+        value["messages"] = [*_OF_COLUMNS.make_turns(value, _OF_COLUMNS), *answers]
         value = {key: item for key, item in value.items() if key not in ("prompt", "query", "response", "history")}
     if not rows.tags:
         return value
