@@ -29,9 +29,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from megatron.energon import WorkerConfig
-from packed_data import Endless, train_loader, val_loader
+from packed_data import Endless, longest_pack, train_loader, val_loader
 
-from energon_pack import PackedTaskEncoder, max_pack_len, read_manifest
+from energon_pack import PackedTaskEncoder, read_manifest
 
 if TYPE_CHECKING:
     DatasetProvider: Any = object
@@ -82,7 +82,7 @@ class PackedProvider(DatasetProvider):
             self.packed or self.path,
             self.processor,
             layout=self.layout,
-            pad_to=[max_pack_len(self.manifest)] if self.pad_to_max_length else "longest",
+            pad_to=[longest_pack(self.manifest, self.val_path)] if self.pad_to_max_length else "longest",
             pad_to_multiple_of=self.pad_to_multiple_of,
             trust_remote_code=bool(self.trust_remote_code),
         )
@@ -118,7 +118,8 @@ def apply_to_recipe(cfg: Any, path: str | Path, **provider: Any) -> Any:
         ValueError: see `check`.
     """
     packed = read_manifest(Path(provider.get("packed") or path))
-    cfg.dataset = PackedProvider(path=str(path), **{"seq_length": max_pack_len(packed), **provider})
+    longest = longest_pack(packed, provider.get("val_path"))
+    cfg.dataset = PackedProvider(path=str(path), **{"seq_length": longest, **provider})
     cfg.model.seq_length = cfg.dataset.seq_length
     cfg.dataset.pad_to_max_length |= _needs_fixed_width(cfg.model)
     # Packs have unequal numbers of trained tokens: the mean over ranks of means would be another loss.
@@ -142,7 +143,7 @@ def check(cfg: Any) -> None:
         ValueError: names the value, and what to set.
     """
     data, model, packed = cfg.dataset, cfg.model, cfg.dataset.manifest
-    rope, capacity = packed["content"]["model"].get("rope") or "", max_pack_len(packed)
+    rope, longest = packed["content"]["model"].get("rope") or "", longest_pack(packed, data.val_path)
     is_thd, mbs = data.layout == "thd", cfg.train.micro_batch_size
     _need(data.layout in ("thd", "rows"), f"dataset.layout={data.layout}", "thd for Bridge ≥ 0.6, rows for ≤ 0.5")
     _need(
@@ -161,10 +162,9 @@ def check(cfg: Any) -> None:
 
     lengths = f"dataset.seq_length={data.seq_length} with model.seq_length={model.seq_length}"
     _need(data.seq_length == model.seq_length, lengths, "both to the same")
-    longest = max(capacity, max_pack_len(read_manifest(Path(data.val_path))) if data.val_path else 0)
     _need(data.seq_length >= longest, f"{lengths}, but packs have up to {longest} tokens", f"both to {longest}")
     is_fixed = data.pad_to_max_length
-    _need(data.seq_length == capacity or not is_fixed, f"{lengths}, but packs are padded to {capacity}", "both to that")
+    _need(data.seq_length == longest or not is_fixed, f"{lengths}, but packs are padded to {longest}", "both to that")
     wanted = "dataset.pad_to_max_length=False, but expert and pipeline parallelism want batches of one width"
     _need(is_fixed or not _needs_fixed_width(model), wanted, "True")
     for name in ("cuda_graph_impl", "vision_cuda_graph_impl"):

@@ -29,9 +29,9 @@ from typing import Any
 import torch
 from megatron.energon import WorkerConfig, stateless
 from megatron.energon.errors import FatalSampleError
-from packed_data import Endless, parts, saved_states, train_loader, val_loader
+from packed_data import Endless, longest_pack, parts, saved_states, train_loader, val_loader
 
-from energon_pack import EncodedPack, PackedBatch, PackedTaskEncoder, max_pack_len, read_manifest
+from energon_pack import EncodedPack, PackedBatch, PackedTaskEncoder, read_manifest
 
 IMAGE_TOKEN = "<image>"  # as in megatron.core.models.multimodal.llava_model
 
@@ -113,8 +113,6 @@ def train_valid_test_dataloaders_provider(
     path = args.data_path[0] if isinstance(args.data_path, list) else args.data_path
     packed = read_manifest(Path(path))
     check(args, packed)
-    if args.packed_val is not None:
-        check_length(args, read_manifest(Path(args.packed_val)))
     if args.eval_iters > 0 and args.packed_val is None and "val" not in parts(path):
         raise ValueError(
             f"--eval-iters {args.eval_iters}, but {path} has no part val: set --eval-iters 0 or --packed-val, or pack"
@@ -125,7 +123,8 @@ def train_valid_test_dataloaders_provider(
     if parallel_state.get_tensor_model_parallel_rank() > 0 or not is_end:
         return None, None, None
     if task_encoder is None:
-        form: dict[str, Any] = {"layout": "mlm", "pad_to": [max_pack_len(packed)] if num_stages > 1 else "longest"}
+        width = [longest_pack(packed, args.packed_val)] if num_stages > 1 else "longest"
+        form: dict[str, Any] = {"layout": "mlm", "pad_to": width}
         if args.packed_keep_feature_tokens:
             task_encoder = PackedTaskEncoder(path, args.packed_processor, **form)
         else:
@@ -177,21 +176,6 @@ def _state_file(args: Any, rank: int) -> Path:
     return found[0]
 
 
-def check_length(args: Any, packed: dict[str, Any]) -> tuple[int, int]:
-    """The tokens for which the model has room, and those of the longest pack.
-
-    Raises:
-        ValueError: the model would cut the ends of packs off.
-    """
-    length, longest = getattr(args, "decoder_seq_length", None) or args.seq_length, max_pack_len(packed)
-    if length < longest:
-        raise ValueError(
-            f"--decoder-seq-length {length} is less than the {longest} tokens of a pack: raise it, or pack with a"
-            " smaller packing.max_token_len, or packing.hard_limit"
-        )
-    return length, longest
-
-
 def check(args: Any, packed: dict[str, Any]) -> None:
     """What the example does not ask.
 
@@ -202,7 +186,12 @@ def check(args: Any, packed: dict[str, Any]) -> None:
         raise ValueError(f"--dataloader-type {args.dataloader_type}: packs come from Energon; set external")
     if args.micro_batch_size != 1:
         raise ValueError(f"--micro-batch-size {args.micro_batch_size}: a pack is a micro-batch of its own; set 1")
-    length, longest = check_length(args, packed)
+    length = getattr(args, "decoder_seq_length", None) or args.seq_length
+    if length < (longest := longest_pack(packed, args.packed_val)):
+        raise ValueError(
+            f"--decoder-seq-length {length} is less than the {longest} tokens of a pack: raise it, or pack with a"
+            " smaller packing.max_token_len, or packing.hard_limit"
+        )
     if args.pipeline_model_parallel_size > 1 and length > longest:
         raise ValueError(
             f"--decoder-seq-length {length}: with pipeline stages the model pads to it, and batches have"

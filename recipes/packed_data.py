@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 import yaml
 from megatron.energon import WorkerConfig, get_loader, get_savable_loader, get_train_dataset, get_val_dataset
 
-from energon_pack import Journal, train_arguments
+from energon_pack import Journal, max_pack_len, read_manifest, train_arguments
 
 # Energon's loader asks for pinned memory whatever the machine; without an accelerator there is nothing to pin for.
 warnings.filterwarnings("ignore", "'pin_memory' argument is set as true but no accelerator")
@@ -61,6 +62,20 @@ def parts(dataset: str | Path) -> set[str]:
     else:
         split = yaml.safe_load(path.read_text())["splits"]
     return {name for name, content in split.items() if content}
+
+
+def longest_pack(packed: dict[str, Any], other: str | Path | None = None) -> int:
+    """Tokens for which batches need room: of the longest pack, rounded up as members are.
+
+    Args:
+        packed: energon_pack.json of the training data.
+        other: packs of their own for validation. If only Energon can read them, their length is not known here.
+    """
+    longest, multiple = max_pack_len(packed), packed["pad_to_multiple_of"]
+    if other is not None:
+        with suppress(FileNotFoundError, ValueError):  # whatever is wrong with them is said when they are read
+            longest = max(longest, max_pack_len(read_manifest(other)))
+    return int(-(-longest // multiple) * multiple)
 
 
 class Endless:

@@ -90,6 +90,9 @@ def test_the_seed_of_the_packing_orders_steps(demo_folder: Path, demo: tuple[Pat
     }
     with pytest.raises(ValueError, match="states of another dataset"):
         PackSampler(made[1], 0, 2, states=[earlier])
+    content["content"]["plan"] = None
+    manifest.write_text(json.dumps(content))
+    assert PackedDataset(other, str(demo[1])).config.seed == 0
 
 
 def test_a_shard_that_is_missing_is_named(demo_folder: Path, demo: tuple[Path, Path], tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from megatron.energon import WorkerConfig
 from megatron.energon.errors import FatalSampleError
 from megatron_lm import one_token_per_image
 
-from energon_pack import PackedDataset, guard, max_pack_len, metadataset, recipes
+from energon_pack import PackedDataset, guard, max_pack_len, metadataset, order, recipes
 from energon_pack.config import ModelConfig, PackConfig, Rope
 from energon_pack.dataset.manifest import read_manifest
 from energon_pack.loading.task_encoder import PackedTaskEncoder
@@ -743,8 +743,18 @@ def test_what_llavas_code_asks_beside(megatron: Any) -> None:
         megatron_lm.train_valid_test_dataloaders_provider([100, 20, 0])
 
 
+def with_limits(packed: Path, out: Path, max_token_len: int, hard_limit: int) -> Path:
+    """Copy a dataset, as one of `own_pack` with other limits."""
+    shutil.copytree(packed, out)
+    manifest = out / ".nv-meta" / "energon_pack.json"
+    content = {**json.loads(manifest.read_text()), "max_token_len": max_token_len}
+    content["content"]["packing"] |= {"overlong": "own_pack", "hard_limit": hard_limit, "max_token_len": max_token_len}
+    manifest.write_text(json.dumps(content))
+    return out
+
+
 def test_packs_of_own_pack_need_room_for_its_limit(
-    bridge: Any, megatron: Any, packed: Path, monkeypatch: pytest.MonkeyPatch
+    bridge: Any, megatron: Any, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """LLaVAModel cuts what is longer than `--decoder-seq-length`: the ends of such packs were lost without a word."""
     content = read_manifest(packed)
@@ -754,13 +764,8 @@ def test_packs_of_own_pack_need_room_for_its_limit(
     megatron.args.decoder_seq_length, megatron.args.pipeline_model_parallel_size = 2048, 2
     megatron_lm.check(megatron.args, content)
     megatron.args.pipeline_model_parallel_size, megatron.args.decoder_seq_length = 1, 800
-    megatron.args.packed_val = "val"
-    monkeypatch.setattr(
-        megatron_lm,
-        "read_manifest",
-        lambda path: {**read_manifest(packed), "max_token_len": 900} if path.name == "val" else read_manifest(packed),
-    )
-    with pytest.raises(ValueError, match="800 is less than the 900 tokens of a pack"):
+    megatron.args.packed_val = str(with_limits(packed, tmp_path / "val", 800, 904))
+    with pytest.raises(ValueError, match="800 is less than the 904 tokens of a pack"):
         megatron_lm.train_valid_test_dataloaders_provider([100, 20, 0])
     monkeypatch.setattr(bridge, "read_manifest", lambda _: content)
     cfg = bridge.apply_to_recipe(recipe(), packed)
@@ -770,18 +775,57 @@ def test_packs_of_own_pack_need_room_for_its_limit(
         bridge.check(cfg)
 
 
-def test_a_blend_is_as_long_as_its_longest_packs(packed: Path, tmp_path: Path) -> None:
-    """Packs of `own_pack` are longer than `max_token_len`: of two datasets with the same, the first was taken."""
-    other = Path(shutil.copytree(packed, tmp_path / "other"))
-    manifest = other / ".nv-meta" / "energon_pack.json"
-    content = json.loads(manifest.read_text())
-    content["content"]["packing"] |= {"overlong": "own_pack", "hard_limit": 2048}
-    manifest.write_text(json.dumps(content))
+def test_batches_of_one_width_have_room_for_training_and_validation(
+    bridge: Any, megatron: Any, packed: Path, demo: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """A limit of 1003 tokens, or of packs for validation, had no width that the next check or the encoder took.
+
+    Members of 8·n tokens fill 1000 of 1003.
+    """
+    longer = with_limits(packed, tmp_path / "longer", 800, 1003)
+    for train, val in ((longer, None), (packed, str(longer))):
+        cfg = recipe()
+        cfg.model.expert_model_parallel_size = 2
+        bridge.apply_to_recipe(cfg, train, processor=str(demo[1]), num_workers=0, val_path=val)
+        assert cfg.model.seq_length == 1000
+        assert [next(loader)["input_ids"].shape[1] for loader in build(cfg)] == [1000, 1000]
+    megatron.args.packed_val, megatron.args.decoder_seq_length = str(longer), 1000
+    megatron.args.pipeline_model_parallel_size = 2
+    megatron_lm.check(megatron.args, read_manifest(packed))
+    manifest = longer / ".nv-meta" / "energon_pack.json"
+    manifest.write_text(json.dumps({**read_manifest(longer), "pad_to_multiple_of": 1}))
+    assert packed_data.longest_pack(read_manifest(packed), longer) == 1008  # its members are padded to 8 in training
+
+
+def test_validation_data_may_be_what_energon_alone_reads(
+    bridge: Any, megatron: Any, packed: Path, tmp_path: Path
+) -> None:
+    """A Metadataset with addresses of another store, for training with `packed=`, and for validation."""
+    there = tmp_path / "there.yaml"
+    parts = {name: {"path": "/nowhere/packs"} for name in ("train", "val")}
+    there.write_text(yaml.safe_dump({"__class__": "MetadatasetV2", "splits": parts}))
+    cfg = bridge.apply_to_recipe(recipe(), there, packed=str(packed), val_path=str(there))
+    assert cfg.model.seq_length == 800
+    megatron.args.packed_val = str(there)
+    megatron_lm.check(megatron.args, read_manifest(packed))
+
+
+def test_a_blend_is_as_long_as_its_longest_packs(packed: Path, demo: tuple[Path, Path], tmp_path: Path) -> None:
+    """Packs of `own_pack` are longer than `max_token_len`: each limit is the largest of all datasets.
+
+    The limit of the longest packs alone made `max_token_len` 512, for which other packs have no room.
+    """
+    other, ordered = with_limits(packed, tmp_path / "other", 512, 2048), tmp_path / "ordered"
     blend = tmp_path / "blend.yaml"
-    entries = [{"path": str(folder), "weight": 1} for folder in (packed, other)]
-    blend.write_text(yaml.safe_dump({"__class__": "MetadatasetV2", "splits": {"train": {"blend": entries}}}))
+    metadataset.main([str(blend), str(packed), str(other)])
     assert max_pack_len(read_manifest(packed)) == 800
-    assert max_pack_len(read_manifest(blend)) == 2048
+    order.main([str(ordered), str(packed), str(other)])
+    for several in (blend, ordered):
+        assert read_manifest(several)["max_token_len"] == 800
+        assert max_pack_len(read_manifest(several)) == 2048
+    encoder = PackedTaskEncoder(blend, str(demo[1]), pad_to="max_token_len")
+    loader = packed_data.train_loader(blend, encoder, WorkerConfig(rank=0, world_size=1, num_workers=0))
+    assert {next(loader)["input_ids"].shape[1] for _ in range(8)} == {800}
 
 
 def test_an_image_is_one_token_with_its_tiles() -> None:

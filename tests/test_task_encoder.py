@@ -89,6 +89,14 @@ def test_the_longest_pack_is_as_long_as_the_hard_limit(packed: Path, encoder: Pa
     assert longer.max_token_len == 5000
 
 
+def test_rows_of_members_take_any_width(packed: Path, encoder: PackedTaskEncoder) -> None:
+    """Layout `rows` has neither widths nor aligned members: a width that is no multiple of 8 was refused."""
+    made = read_manifest(packed)
+    pack_encoder.PackEncoder(made, encoder.encoder.rules, layout="rows", pad_to=[1604], tokens_per_second=2)
+    with pytest.raises(ValueError, match="1604 is no multiple of pad_to_multiple_of=8"):
+        pack_encoder.PackEncoder(made, encoder.encoder.rules, layout="thd", pad_to=[1604], tokens_per_second=2)
+
+
 def loader(source: Any, encoder: Any, num_workers: int = 0, batch_size: int = 1, **settings: Any) -> Any:
     settings = {"shuffle_buffer_size": None, "max_samples_per_sequence": None, "repeat": False, **settings}
     worker = WorkerConfig(rank=0, world_size=1, num_workers=num_workers)

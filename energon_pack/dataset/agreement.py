@@ -11,10 +11,12 @@ from typing import Any
 
 from energon_pack.dataset.kept_inputs import KeptInputRules, read_kept_rules
 from energon_pack.dataset.manifest import (
+    HASHED_FILES,
     PACK_TOTALS_FILE,
     PROCESSOR_FOLDER,
     PackTotals,
     pack_folders_of,
+    read_meta,
     read_unchanged,
     refuse_other_manifests,
 )
@@ -69,12 +71,16 @@ def refuse_other_packs(
 ) -> None:
     """Raise PackError if the encoder of one dataset can't read packs of others, or prepares their media otherwise.
 
+    Media of packs without the files that say how they were prepared are not compared.
+
     Args:
         own: the encoder's dataset; `made`: its energon_pack.json.
         others: energon_pack.json of each other dataset, by its folder.
     """
     refuse_other_manifests({own: made, **others})
-    _refuse_differences(kept_rules_of_all_packs(own), filter(_has_media, _kept_rules_of(others)))
+    parts = [part for folder in others for part in pack_folders_of(folder)]
+    comparable = [part for part in parts if all(read_meta(part, name) is not None for name in HASHED_FILES)]
+    _refuse_differences(kept_rules_of_all_packs(own), filter(_has_media, map(read_kept_rules, comparable)))
 
 
 def _kept_rules_of(datasets: Iterable[str | Path]) -> list[KeptInputRules]:

@@ -19,7 +19,7 @@ from energon_pack.run.address import is_address, joined, parent
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import parse_json, parse_yaml
 from energon_pack.samples.input_rules import INPUTS_FILE, TRIAL_FILE
-from energon_pack.samples.pack_reader import READABLE_FLAVORS, format_problem, max_pack_len
+from energon_pack.samples.pack_reader import READABLE_FLAVORS, format_problem, longest_manifest
 
 MANIFEST = "energon_pack.json"
 REPORT = "report.json"
@@ -38,7 +38,7 @@ TYPED_YAML = "typed.yaml"
 
 
 def read_manifest(path: str | Path) -> dict[str, Any]:
-    """Read energon_pack.json of a packed dataset; for a Metadataset's YAML, that of its dataset with the longest packs.
+    """Read energon_pack.json of a packed dataset; for a Metadataset's YAML, see `longest_manifest`.
 
     Raises:
         FileNotFoundError: the folder is not a packed dataset.
@@ -61,7 +61,7 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
     if not manifests:
         raise ValueError(f"{path} names no dataset that energon_pack packed")
     refuse_other_manifests(manifests)
-    return max(manifests.values(), key=max_pack_len)
+    return longest_manifest(manifests.values())
 
 
 def refuse_other_manifests(manifests: Mapping[str | Path, Mapping[str, Any]], further: Sequence[str] = ()) -> None:

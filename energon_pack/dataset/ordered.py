@@ -33,7 +33,7 @@ from energon_pack.run.files import META_FOLDER, write_whole
 from energon_pack.run.plain_data import parse_yaml
 from energon_pack.run.seeded_random import Ints
 from energon_pack.samples.flavors import packed_flavor_or_default
-from energon_pack.samples.pack_reader import max_pack_len
+from energon_pack.samples.pack_reader import longest_manifest
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def _write_order_files(
         for counts in [part.shard_counts()]
         for name in part.split_parts()[split]
     ]
-    longest = max((part.manifest for part in parts), key=max_pack_len)
+    longest = longest_manifest(part.manifest for part in parts)
     write_energon_files(folder, shards, packed_flavor_or_default(longest["flavor"]), "typed")
     data = io.BytesIO()
     np.save(data, order)

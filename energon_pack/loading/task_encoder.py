@@ -98,6 +98,9 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         self.encoder = pack_encoder(path, processor, trust_remote_code, **options)
         self.rules, self.members = self.encoder.rules, self.encoder.members
         self._path, manifest = path, self.encoder.made
+        # rows of neat hold any packs, and whoever gives a layout has chosen
+        is_by_plan = options.get("layout") is None and self.encoder.layout != "neat"
+        self._may_differ_in_training = () if is_by_plan else _FIELDS_OF_TRAINING
         content = manifest["content"]
         read = content["source"]
         self._dataset_names = {str(part["path"]): part["name"] for part in manifest.get("parts") or ()}
@@ -172,7 +175,7 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
 
     def build_train_datasets(self, *, datasets: list[Any], **settings: Any) -> Any:
         """Build as Energon's own method does; PackError: this encoder can't read the packs of a dataset."""
-        self._refuse_other_packs(datasets)
+        self._refuse_other_packs(datasets, self._may_differ_in_training)
         return super().build_train_datasets(datasets=datasets, **settings)
 
     def build_val_datasets(self, *, datasets: list[Any], **settings: Any) -> Any:
@@ -180,7 +183,7 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         self._refuse_other_packs(datasets, _FIELDS_OF_TRAINING)
         return super().build_val_datasets(datasets=datasets, **settings)
 
-    def _refuse_other_packs(self, datasets: list[Any], may_differ: Sequence[str] = ()) -> None:
+    def _refuse_other_packs(self, datasets: list[Any], may_differ: Sequence[str]) -> None:
         """Raise PackError if a dataset was packed otherwise than this encoder's, but for the fields `may_differ`."""
         folders = packed_datasets(self._path) if is_metadataset(self._path) else ()
         own = [self.encoder.made, *map(read_manifest, folders)]

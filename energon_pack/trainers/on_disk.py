@@ -69,7 +69,7 @@ class PackedDataset(PacksByNumber):
             raise PackError(f"split={split}: {path} has no pack in it: output.splits.{split} of the packing fills it")
         self._num_packs, self._numbers = len(numbers), numbers
         self._split_sums = PackTotals(*(column[numbers] for column in sums))
-        self._seed = int(self.encoder.made["content"].get("plan", {}).get("seed", 0))
+        self._seed = int((self.encoder.made["content"].get("plan") or {}).get("seed", 0))
         of_seed = f"-seed{self._seed}" * bool(self._seed)  # earlier versions had orders, so states, of seed 0 alone
         self.fingerprint = f"{self.encoder.made['key_prefix']}-{split}-{len(numbers)}{of_seed}"
 

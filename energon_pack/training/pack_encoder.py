@@ -92,8 +92,7 @@ class PackEncoder:
         loss_weight: `token`, `sample` or `sqrt`: batches then have weights; they always have some if the samples do.
         attention_mask: how members are kept apart, in place of `model.mask` (the default): `positions`, `dict4d`,
             `prefix4d`, `hybrid`, `auto` (the one that `guard` finds), or `indexed` for stacks patched for it.
-        pad_to_multiple_of: thd pads each member to a multiple of this; it has to divide the multiple of the packing,
-            which is the default.
+        pad_to_multiple_of: thd pads each member to a multiple of this, a divisor of the packing's, the default.
         rope_rows: `position_ids` of thd are the three rows of M-RoPE, [3, 1, T].
         on_bad_member: `raise` with its name, or `drop` only this member; `num_dropped` of the batch counts them.
         dummy_image: add a blank image's inputs, as `dummy_…`, to a batch without images: see `touch_vision`.
@@ -159,7 +158,8 @@ class PackEncoder:
         if pad_to != "longest":
             from energon_pack.training.fixed_shapes import allowed_widths
 
-            self._widths = allowed_widths(pad_to, made["max_token_len"], self.max_token_len, multiple)
+            of_width = 1 if self.layout == "rows" else multiple  # each member is a row of its own
+            self._widths = allowed_widths(pad_to, made["max_token_len"], self.max_token_len, of_width)
         self._form = RowForm(
             pad_id=rules.token_id(rules.tokens.get("pad_token", "")) or 0,
             multiple=multiple,

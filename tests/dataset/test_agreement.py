@@ -229,8 +229,26 @@ def test_validation_packs_may_lie_otherwise_in_a_batch(twins: tuple[Path, Path])
     made = PackedTaskEncoder(first)
     rewrite(second, "energon_pack.json", lambda manifest: manifest.update(layout="thd", pad_to_multiple_of=8))
     read_val(second, made)
-    with pytest.raises(PackError, match=r"the layout neat, and the layout thd: packs of one training"):
-        read_train(second, made)
+    with pytest.raises(PackError, match=r"the layout thd, and the layout neat: packs of one training"):
+        read_train(first, PackedTaskEncoder(second))
+
+
+def test_an_encoder_whose_layout_is_given_trains_packs_of_another(twins: tuple[Path, Path]) -> None:
+    """Rows of `neat` hold any packs; whoever gives a layout has chosen. Both trained, and were refused."""
+    first, second = twins
+    rewrite(second, "energon_pack.json", lambda manifest: manifest.update(layout="thd", pad_to_multiple_of=8))
+    read_train(second, PackedTaskEncoder(first))
+    read_train(first, PackedTaskEncoder(second, layout="neat"))
+    read_train(first, PackedTaskEncoder(second, layout="thd"))
+
+
+@pytest.mark.parametrize("file", ["inputs.json", "packs.npy"])
+def test_packs_without_what_is_compared_are_read(twins: tuple[Path, Path], file: str) -> None:
+    """The encoder needs neither file of them; the training ended with a word about getting the dataset again."""
+    first, second = twins
+    rewrite(second, "energon_pack.json", lambda manifest: manifest.update(max_token_len=600))
+    (second / ".nv-meta" / file).unlink()
+    read_val(second, PackedTaskEncoder(first))
 
 
 def test_an_encoder_of_a_blend_reads_its_datasets(twins: tuple[Path, Path]) -> None:
