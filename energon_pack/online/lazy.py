@@ -124,6 +124,8 @@ class LazyPackedDataset(PacksByNumber):
     def set_epoch(self, epoch: int) -> None:
         """Switch to the packs of another epoch: as many packs, with other members and in another order.
 
+        Call it between iterations: in one that is under way, workers would take the rest from this epoch.
+
         With `packing.max_members=1`, every epoch has the first epoch's packs, so that `lens` holds for all: Accelerate
         calls this method whichever sampler is used.
         """

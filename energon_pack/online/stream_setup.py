@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from energon_pack.config import OnDamaged, PackConfig, SourceConfig, Stage, plain
@@ -32,6 +33,8 @@ from energon_pack.templates.template import Template
 #: a path, overrides of `source.*`, conversations in memory, or samples that are indexed already
 StreamSource: TypeAlias = str | Sequence[str] | MapStyleDataset | Samples
 _INDEX_FILE = "index.arrow"
+#: begins the identity of a dataset that has a fingerprint of Hugging Face
+OF_HUGGING_FACE = "hf-"
 #: the one setting of `source.*` that holds for all sources: it is a rule of the model's text, and packs mix sources
 _OF_ALL_SOURCES = "source.control_tokens"
 
@@ -82,7 +85,7 @@ def prepare_stream(settings: PackConfig | Sequence[str], sources: Sequence[Strea
             f"labels.expand={config.labels.expand.value}: a stream takes samples as they come: pack before training, or"
             " LazyPackedDataset"
         )
-    _refuse_different_settings([flat_values(plain(of_source)) for of_source, _ in each])
+    _refuse_different_settings([_settings_of_packs(of_source) for of_source, _ in each])
     are_pairs = [of_source.source.take is Take.both for of_source, _ in each]
     if len({*are_pairs}) > 1:
         which = are_pairs.index(not are_pairs[0])
@@ -104,6 +107,14 @@ def _refuse_different_settings(settings: Sequence[Mapping[str, Any]]) -> None:
                     f"sources[0] has {key}={first.get(key)}, and sources[{number}] {key}={other.get(key)}: only"
                     f" source.* may differ, but for {_OF_ALL_SOURCES}: give {key} once, for all sources of the stream"
                 )
+
+
+def _settings_of_packs(config: PackConfig) -> dict[str, Any]:
+    """Return by key the settings on which packs depend, and the place of the processor."""
+    nodes, processor = content_settings(plain(config)), config.model.processor
+    folder = None if processor is None else Path(processor).expanduser()
+    place = str(folder.resolve()) if folder and folder.exists() else processor or config.model.hub_id
+    return {**nodes.pop("plan"), **flat_values(nodes), "model.processor": place}
 
 
 def _config_of_source(source: Any, config: PackConfig, settings: PackConfig | Sequence[str]) -> PackConfig:
@@ -161,7 +172,7 @@ def _samples_in_memory(samples: Any, settings: SourceConfig) -> tuple[Samples, s
     if hasattr(samples, "sample_for_measuring"):
         return samples, None
     known = getattr(samples, "_fingerprint", None)
-    identity = None if known is None else _hash([known, settings.reading.identity])[:24]
+    identity = None if known is None else OF_HUGGING_FACE + _hash([known, settings.reading.identity])[:24]
     return user_samples_of(samples, settings), identity
 
 

@@ -7,6 +7,8 @@ Each worker of each rank draws its own samples and measures them by the headers 
 for the pack that it yields.
 """
 
+import logging
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,7 +21,7 @@ from energon_pack.config import PackConfig
 from energon_pack.errors import PackError, check_buffer_size
 from energon_pack.online.prepare import shared_epoch
 from energon_pack.online.stream_packs import Draws, OnlinePacks, StreamCounters
-from energon_pack.online.stream_setup import StreamSource, prepare_stream
+from energon_pack.online.stream_setup import OF_HUGGING_FACE, StreamSource, prepare_stream
 from energon_pack.plan.pool import Pool, WaitingSample, waiting_samples
 from energon_pack.plan.sample_measures import SampleMeasurer
 from energon_pack.steps.position import Position, numbers_taken_together, parsing_state
@@ -30,6 +32,8 @@ from energon_pack.training.pack_encoder import PackEncoder, check_options
 from energon_pack.training.worker_start import schedule_try_at_fork
 
 __all__ = ["StreamingPackedDataset"]
+
+_log = logging.getLogger(__name__)
 
 
 class StreamingPackedDataset(PackDatasetBase, IterableDataset[TrainingPack]):
@@ -99,11 +103,11 @@ class StreamingPackedDataset(PackDatasetBase, IterableDataset[TrainingPack]):
             "replacement": replacement,
             "seed": self.config.seed if seed is None else seed,
             "fingerprint": begun.fingerprint,
-            "sources": begun.identities,
         }
+        self._identities = begun.identities
         self._counters = StreamCounters()
         self._packs: OnlinePacks | None = None
-        self._epoch = shared_epoch()
+        self._epoch = _Epoch()
         #: states from which the next iteration goes on: of this worker, or of all
         self._states_to_resume: Sequence[Mapping[str, Any]] = [
             lane for state in states for lane in _worker_states(state)
@@ -128,16 +132,20 @@ class StreamingPackedDataset(PackDatasetBase, IterableDataset[TrainingPack]):
         return import_numbered_rows().StreamRows(self, *self.place)
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration draw in the order of this epoch; loaded states of the same epoch are still resumed."""
-        if epoch != int(self._epoch):
-            self._epoch.fill_(epoch)
+        """Let the next iteration draw in the order of this epoch; loaded states of the same epoch are still resumed.
+
+        Call it between iterations: a loader's workers begin theirs at different times.
+        """
+        if epoch != self._epoch.number:
             self._states_to_resume, self._packs = [], None
+        self._epoch.set(epoch)
 
     def peek(self, num: int) -> list[TrainingPack]:
         """Return the first packs of the next iteration, at most `num`, which then has them again; none is counted."""
         return [*islice(self._make_packs(*_worker_and_num_workers(), StreamCounters()), num)]
 
     def __iter__(self) -> Iterator[TrainingPack]:
+        self._epoch.begin()
         self._packs, self._states_to_resume = self._make_packs(*_worker_and_num_workers()), []
         return self._packs
 
@@ -146,7 +154,7 @@ class StreamingPackedDataset(PackDatasetBase, IterableDataset[TrainingPack]):
         packs = self._packs
         if self._states_to_resume or packs is None:
             packs = self._make_packs(*_worker_and_num_workers())
-        return {**self._state_settings, **packs.state()}
+        return {**self._state_settings, "sources": self._identities, **packs.state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration resume from a `state_dict` of the same worker of the same rank."""
@@ -154,15 +162,17 @@ class StreamingPackedDataset(PackDatasetBase, IterableDataset[TrainingPack]):
 
     def _resume_from(self, lanes: Sequence[Mapping[str, Any]]) -> None:
         with parsing_state("state_dict()"):
+            epoch = self._checked_positions(lanes[0])[0].epoch
+            # states of earlier versions do not name sources
+            for saved in {tuple(lane.get("sources", self._identities)) for lane in lanes}:
+                _refuse_other_sources(saved, self._identities)
             self._states_to_resume = lanes
-            self._epoch.fill_(self._checked_positions(lanes[0])[0].epoch)
+            self._epoch.set(epoch)
             self._make_packs(*_worker_and_num_workers())
 
     def _checked_positions(self, state: Mapping[str, Any]) -> list[Position]:
         for name, value in self._state_settings.items():
-            if name == "sources":
-                _refuse_other_sources(state.get(name, value), value)  # states of earlier versions do not name them
-            elif state[name] != value:
+            if state[name] != value:
                 raise PackError(f"{name}={value}: this state goes on with {name}={state[name]} alone")
         return [Position.from_dict(position) for position in state["positions"]]
 
@@ -180,7 +190,7 @@ class StreamingPackedDataset(PackDatasetBase, IterableDataset[TrainingPack]):
         Without states it begins with the epoch. With states it resumes where this worker stopped; if the number of
         workers changed, it takes a share of what all former workers left.
         """
-        settings, (rank, ranks), epoch = self._state_settings, self._place, int(self._epoch)
+        settings, (rank, ranks), epoch = self._state_settings, self._place, self._epoch.number
         counters = self._counters if counters is None else counters
         here = Position(
             settings["fingerprint"], epoch=epoch, ranks=ranks * num_workers, rank=rank * num_workers + worker
@@ -217,14 +227,50 @@ class StreamingPackedDataset(PackDatasetBase, IterableDataset[TrainingPack]):
         return packs
 
 
+class _Epoch:
+    """The number of the epoch. All workers of a loader begin with the one that it had when they were started.
+
+    A worker that stays looks in shared memory for another one at the start of its later iterations.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._shared = shared_epoch().fill_(-1)  # none was set
+        #: the process whose iteration has begun since the number was set; None: none
+        self._begun_in: int | None = None
+
+    def set(self, number: int) -> None:
+        """Let the next iteration have this number; if this is no worker, the next one of workers that stay, too."""
+        self.number, self._begun_in = number, None
+        if get_worker_info() is None:
+            self._shared.fill_(number)
+
+    def begin(self) -> None:
+        """Begin an iteration, with the number that was set last."""
+        if self._begun_in == os.getpid() and int(self._shared) >= 0:
+            self.number = int(self._shared)
+        self._begun_in = os.getpid()
+
+
 def _refuse_other_sources(saved: Sequence[str | None], here: Sequence[str | None]) -> None:
-    """Raise PackError if a state was saved with other sources (identities of their samples), or in another order."""
+    """Raise PackError if a state was saved with other files (by identities of samples), or with them in another order.
+
+    Of other fingerprints of Hugging Face a warning says so: the same samples have another one if they lie elsewhere.
+    """
     for number, (before, now) in enumerate(zip(saved, here, strict=True)):
-        if before != now:
-            raise PackError(
-                f"sources[{number}] has other samples than the source there when this state was saved: give the same"
-                " sources in the same order, with the same source.* (of Hugging Face: with the same fingerprint)"
+        if before is None or now is None or before == now:
+            continue
+        if OF_HUGGING_FACE in before + now:
+            _log.warning(
+                "sources[%d] had another fingerprint of Hugging Face, or other source.*, when this state was saved: if"
+                " its samples are others, some come twice, and some never",
+                number,
             )
+            continue
+        raise PackError(
+            f"sources[{number}] has other samples than the source there when this state was saved: give the same"
+            " sources in the same order, with the same source.*"
+        )
 
 
 def _worker_states(state: Any) -> Iterator[Mapping[str, Any]]:

@@ -239,8 +239,13 @@ class Table(list[Any]):
         self._fingerprint = fingerprint
 
 
-def test_a_state_goes_on_with_the_same_sources_alone(make: Any, tmp_path: Path) -> None:
-    """In another order some samples came twice, and some never; their numbers were compared alone."""
+def test_a_state_goes_on_with_the_same_sources_alone(
+    make: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In another order some samples came twice, and some never; their numbers were compared alone.
+
+    A fingerprint of Hugging Face may be another one for the same samples, and a list has none: states were lost.
+    """
     options = {"replacement": False, "buffer_size": 6, "weights": [3, 1]}
     here, there = ([talk(tmp_path / folder, name) for name in "xy"] for folder in ("here", "there"))
     stream = make(here, **options)
@@ -255,10 +260,21 @@ def test_a_state_goes_on_with_the_same_sources_alone(make: Any, tmp_path: Path) 
         rest = Counter(name for pack in ids(make(sources, **options, states=[kept])) for name in pack)
         assert before + rest == {f"{name}.jsonl:{i}": 1 for name in "xy" for i in range(1, 21)}
     items = [json.loads(line) for line in Path(here[0]).read_text().splitlines()]
-    state = make([Table(items, "a")]).state_dict()
-    assert len(ids(islice(make([Table(items, "a")], states=[state]), 1))) == 1
-    with pytest.raises(ValueError, match=said):
-        make([Table(items, "b")], states=[state])
+    table, first, second = (Table(items, name) for name in "aab")
+    first_state = make([table]).state_dict()
+    for then, now, warns in (
+        (table, first, False),
+        (table, second, True),
+        (table, items, False),
+        (items, table, False),
+        (here[0], table, True),
+    ):
+        caplog.clear()
+        with caplog.at_level("WARNING"):
+            make([now], states=[make([then]).state_dict()])
+        assert caplog.text.count("sources[0] had another fingerprint of Hugging Face") == warns
+    with pytest.raises(ValueError, match=r"^a state that is damaged"):
+        make([table], states=[{**first_state, "sources": None}])
 
 
 def test_sources_differ_in_what_is_read_and_agree_in_all_else(make: Any, tmp_path: Path) -> None:
@@ -278,6 +294,20 @@ def test_sources_differ_in_what_is_read_and_agree_in_all_else(make: Any, tmp_pat
     limited = trained([[f"source.path={first}", "source.limit=3"], second])
     assert sorted(name for name in limited if name.startswith("x")) == [f"x.jsonl:{i}" for i in range(1, 4)]
     assert len(limited) == 23
+
+
+def test_sources_may_differ_in_what_no_pack_depends_on(
+    make: Any, demo: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Streams that ran were refused for their numbers of workers, folders, or two names of one processor."""
+    path = talk(tmp_path / "talks", "x")
+    monkeypatch.chdir(demo[1].parent)
+    for override in ("executor.num_workers=2", f"output.dir={tmp_path / 'out'}", f"model.processor={demo[1].name}"):
+        assert next(iter(make([path, [f"source.path={path}", override]]))).members
+    for override in ("seed=5", f"model.processor={tmp_path}", "labels.train_on=last"):
+        key = override.split("=")[0]
+        with pytest.raises(PackError, match=rf"^sources\[0\] has {key}=.*, and sources\[1\] {key}=.*: only source"):
+            make([path, [f"source.path={path}", override]])
 
 
 def test_a_look_at_the_first_packs_takes_none(make: Any) -> None:
@@ -309,6 +339,36 @@ def test_workers_that_stay_hear_of_the_next_epoch(make: Any) -> None:
     stream.set_epoch(1)
     other.set_epoch(1)
     assert ids(loader) == ids(other) != first
+
+
+def test_workers_begin_with_the_epoch_of_the_loaders_start(make: Any) -> None:
+    """Each read the epoch when it got to it: of `set_epoch` meanwhile one worker heard, and another one did not."""
+    stream = make(SOURCES, replacement=False, buffer_size=12)
+    loader = DataLoader(stream, batch_size=None, num_workers=2, persistent_workers=True)
+    for epoch in (0, 1):
+        packs = iter(loader)
+        stream.set_epoch(1)
+        found = [*packs]
+        assert {pack.key.split("/")[0] for pack in found} == {str(epoch)}
+        assert {*Counter(name for pack in ids(found) for name in pack).values()} == {1}
+
+
+def test_a_state_that_a_worker_loads_changes_no_epoch_that_was_set(make: Any) -> None:
+    """The worker wrote the state's epoch where the next iterations of all workers look."""
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def loader_of(stream: Any) -> Any:
+        return stateful.StatefulDataLoader(stream, None, num_workers=1, persistent_workers=True)
+
+    first = loader_of(make(SOURCES, replacement=False, buffer_size=12))
+    before = [*islice(first, 2)]
+    stream = make(SOURCES, replacement=False, buffer_size=12)
+    loader = loader_of(stream)
+    loader.load_state_dict(first.state_dict())
+    stream.set_epoch(1)
+    for epoch, found in (("0", [*before, *loader]), ("1", [*loader])):
+        assert {pack.key.split("/")[0] for pack in found} == {epoch}
+        assert sum(map(len, ids(found))) == 130
 
 
 def test_a_sample_that_can_not_be_read_is_counted_or_ends_the_training(make: Any) -> None:
