@@ -89,16 +89,15 @@ def refuse_unread_limit(media: MediaConfig, choose_frames: Callable[[Media], Seq
     for key, limit, total, rate in (long, ("min_frames", least, 4 * (least or 0), 8 * (least or 1) * fps)):
         if limit is None:
             continue
-        video = Media(VIDEO.kind, 64, 64, "mp4", total, rate)
         try:
-            chosen = len(choose_frames(video))
+            chosen = len(choose_frames(Media(VIDEO.kind, 64, 64, "mp4", total, rate)))
         except Skip:
             chosen = 0
         if chosen > limit if key == "max_frames" else chosen < limit // 2 * 2:  # some rules take pairs of frames
             ways = f"{'media=fps, or ' * (media.video == 'default')}media=uniform media.num_frames=N"
             raise PackError(
                 f"media.{key}={limit} does nothing: by media.video={media.video} the processor takes {chosen} of"
-                f" {video.num_frames} frames at {rate:g} a second: {ways}"
+                f" {total} frames at {rate:g} a second: {ways}"
             )
 
 
