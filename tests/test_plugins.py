@@ -101,10 +101,10 @@ def test_a_flavor_that_can_not_be_right_is_refused(body: str, said: str, monkeyp
     """Packs would be read by another name, or samples left out by another's answers."""
     made: dict[str, Any] = {}
     exec(f"class Mine(PackedMultiMixQA): {body}", {"PackedMultiMixQA": PackedMultiMixQA}, made)
-    monkeypatch.setattr("energon_pack.samples.flavors.load_entry_point", lambda *named: made["Mine"])
+    monkeypatch.setattr("energon_pack.run.load_by_name.load_entry_point", lambda *named: made["Mine"])
     with pytest.raises(PackError, match=said):
         find_packed_flavor("mine")
-    monkeypatch.setattr("energon_pack.samples.flavors.load_entry_point", lambda *named: dict)
+    monkeypatch.setattr("energon_pack.run.load_by_name.load_entry_point", lambda *named: dict)
     with pytest.raises(PackError, match="derives from PackedMultiMixQA"):
         find_packed_flavor("mine")
 

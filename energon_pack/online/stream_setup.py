@@ -85,7 +85,7 @@ def prepare_stream(settings: PackConfig | Sequence[str], sources: Sequence[Strea
             f"labels.expand={config.labels.expand.value}: a stream takes samples as they come: pack before training, or"
             " LazyPackedDataset"
         )
-    _refuse_different_settings([_settings_of_packs(of_source) for of_source, _ in each])
+    _refuse_different_settings([_settings_of_packs(plain(of_source)) for of_source, _ in each])
     are_pairs = [of_source.source.take is Take.both for of_source, _ in each]
     if len({*are_pairs}) > 1:
         which = are_pairs.index(not are_pairs[0])
@@ -109,11 +109,11 @@ def _refuse_different_settings(settings: Sequence[Mapping[str, Any]]) -> None:
                 )
 
 
-def _settings_of_packs(config: PackConfig) -> dict[str, Any]:
-    """Return by key the settings on which packs depend, and the place of the processor."""
-    nodes, processor = content_settings(plain(config)), config.model.processor
-    folder = None if processor is None else Path(processor).expanduser()
-    place = str(folder.resolve()) if folder and folder.exists() else processor or config.model.hub_id
+def _settings_of_packs(all_nodes: dict[str, Any]) -> dict[str, Any]:
+    """Return by key the settings on which packs depend, and the place of the processor; `all_nodes`: of a config."""
+    processor, hub_id = all_nodes["model"]["processor"], all_nodes["model"]["hub_id"]
+    nodes, folder = content_settings(all_nodes), None if processor is None else Path(processor).expanduser()
+    place = str(folder.resolve()) if folder and folder.exists() else processor or hub_id
     return {**nodes.pop("plan"), **flat_values(nodes), "model.processor": place}
 
 
