@@ -140,8 +140,7 @@ class PackEncoder:
         self.loss_weight = loss_weight
         #: how members are kept apart
         self.mask = attention_mask or made["mask"]
-        #: most tokens of a pack
-        self.max_token_len = max_pack_len(made)
+        self.max_token_len = max_pack_len(made)  # of a pack
         self._max_audios: int | None = made["content"].get("packing", {}).get("max_audios")
         self._pad_to, self._num_segments = pad_to, pad_segments
         #: makes values for the tower of a guarded model, if it has one
