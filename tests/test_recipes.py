@@ -156,7 +156,7 @@ def test_a_mixture_is_validated_on_another_dataset(
     tmp_path: Path,
     run_main: Callable[..., str],
 ) -> None:
-    """Its samples are of no entry of the mixture, and the first validation ended the training."""
+    """No entry of the mixture has the samples of this dataset, so the first validation ended the training."""
     line = json.dumps({"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]})
     for name in ("few", "more"):
         (tmp_path / f"{name}.jsonl").write_text(f"{line}\n" * 9)

@@ -22,7 +22,7 @@ from energon_pack.samples.documents import document_of
 from energon_pack.samples.flavors import FLAVORS, UNPACKED_FLAVOR, load_pack, packed_flavor_or_default
 from energon_pack.samples.flavors.base import Flavor, PackedFlavor
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media_parts import listed_parts, media_parts, refuse_other_kinds
+from energon_pack.samples.media_parts import extension_of, listed_parts, media_parts, refuse_other_kinds
 from energon_pack.samples.member import media_fields
 from energon_pack.samples.options import option_fields, options_of
 from energon_pack.samples.parts import Parts, ReadMedia, kind_of, media_by_kind, patch_positions_of
@@ -108,7 +108,7 @@ def load_multi_mix_qa(parts: Parts, settings: ReadSettings = _AUTO_SETTINGS) -> 
     record = _record_of_parts(parts, settings)
     chosen = media_parts(record, key, files)
     kinds = [kind_of(parts, part.name) for part in chosen]
-    named = [Media(kind, extension=part.name.rpartition(".")[2]) for part, kind in zip(chosen, kinds, strict=True)]
+    named = [Media(kind, extension=extension_of(part.name)) for part, kind in zip(chosen, kinds, strict=True)]
     refuse_other_kinds(record, key, chosen, named)
     placed = placed_record(record, kinds)
     arrays = [

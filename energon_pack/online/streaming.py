@@ -185,7 +185,7 @@ class StreamingPackedDataset(PackDatasetBase, IterableDataset[TrainingPack]):
         return self._counters.total(self._measuring.packing.max_token_len)
 
     def _make_packs(self, worker: int, num_workers: int, counters: StreamCounters | None = None) -> OnlinePacks:
-        """Make the iterator over the packs of one worker of this rank; `counters`: None: those of `statistics`.
+        """Make the iterator over the packs of one worker of this rank; by default `statistics` counts them.
 
         Without states it begins with the epoch. With states it resumes where this worker stopped; if the number of
         workers changed, it takes a share of what all former workers left.

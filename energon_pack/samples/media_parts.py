@@ -96,11 +96,12 @@ def _media_of_name(name: str, key: str, parts: Sequence[Part], media: Sequence[M
     """Return the medium that a sample names; those with its extension, if none has the name."""
     with suppress(Skip):
         return [media[parts.index(listed_parts([name], key, parts)[0])]]
-    extension = _extension(name)
-    return [medium for part, medium in zip(parts, media, strict=True) if _extension(part.name) == extension]
+    extension = extension_of(name)
+    return [medium for part, medium in zip(parts, media, strict=True) if extension_of(part.name) == extension]
 
 
-def _extension(name: str) -> str:
+def extension_of(name: str) -> str:
+    """Return what follows the last dot of a name, in small letters; a name without a dot is one itself."""
     return name.rpartition(".")[2].lower()
 
 

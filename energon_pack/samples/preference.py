@@ -12,6 +12,7 @@ from typing import Any
 
 from energon_pack.samples.dialects.pairs import turn, turns_of_pair, without_pair_keys
 from energon_pack.samples.hint import Hint
+from energon_pack.samples.roles import ANSWER_ROLES
 from energon_pack.samples.sample import ARGUMENT_KEYS, CONTENT_KEYS, ROLE_KEYS, THOUGHT_KEYS, Message
 from energon_pack.samples.settings import Take
 from energon_pack.samples.skip import Reason, Skip, key_of_synonyms, value_of_synonyms
@@ -28,8 +29,6 @@ _PROMPT_KEYS = ("prompt", "question")
 _ANSWER_OF_QUESTION = {"instruction": "output", "query": "response"}
 #: the keys of an answer in dialects without turns
 _ANSWER_KEYS = ("response", "output", "completion", "answer")
-#: roles of the turns that answer
-_ANSWER_ROLES = {"assistant", "gpt", "bot", "chatgpt", "bing", "model", "bard"}
 PREFERENCE_KEYS = frozenset(("chosen", "rejected", *_REJECTED_KEYS, *_OPENAI_KEYS, *LABEL_KEYS))
 
 
@@ -165,11 +164,11 @@ def _without_repeated_answer(prompt: list[Message], chosen: Any) -> tuple[list[M
     pair = turns_of_pair(prompt[-1], len(prompt) - 1) if _is_pair(prompt[-1]) and not asks_itself else None
     unpaired = [*prompt[:-1], *pair] if pair else prompt
     before, after = unpaired[: -len(turns)], unpaired[-len(turns) :]
-    roles = {*_ANSWER_ROLES, *CALL_ROLES}
+    roles = {*ANSWER_ROLES, *CALL_ROLES}
     if _role(after[0]) in roles and [*map(_said, after)] == [*map(_said, turns)]:
         turns = [*map(_with_thoughts_and_weights, turns, after)]
         return before, turns if isinstance(chosen, list) else turns[0]
-    if not asks_itself and {_role(prompt[-1]), _role(turns[0])} <= _ANSWER_ROLES:
+    if not asks_itself and {_role(prompt[-1]), _role(turns[0])} <= {*ANSWER_ROLES}:
         detail = f"its turns end with another answer than chosen: {str(prompt[-1])[:80]}"
         raise Skip(Reason.BAD_MESSAGE, f"{detail} (preference data end with a question, or with the chosen answer)")
     return prompt, chosen

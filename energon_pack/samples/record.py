@@ -24,6 +24,7 @@ from energon_pack.samples.media.medium import SETTING_KEYS
 from energon_pack.samples.nulls import without_nulls_in_tool_calls
 from energon_pack.samples.placeholders import flat_content, media_type_of_parts
 from energon_pack.samples.preference import PREFERENCE_KEYS, with_rejected_as_chosen, without_rejected_answer
+from energon_pack.samples.roles import ROLES
 from energon_pack.samples.sample import CONTENT_KEYS, MESSAGE_KEYS, REASONING_KEYS, ROLE_KEYS, Message
 from energon_pack.samples.settings import Frames, ReadSettings, SampleType, ToolsAs
 from energon_pack.samples.skip import Reason, Skip, key_of_synonyms, value_of_synonyms
@@ -38,13 +39,6 @@ from energon_pack.samples.tool_calls import (
 from energon_pack.samples.weights import PART_WEIGHTS
 from energon_pack.samples.written_calls import CALL_ROLES
 
-#: the roles that are known, and the one of ours that each means
-ROLES = {
-    **{role: role for role in ("system", "developer", "user", "assistant", "tool", DOCUMENT)},
-    "human": "user",
-    **dict.fromkeys(("gpt", "bot", "chatgpt", "bing", "model", "bard", *CALL_ROLES), "assistant"),
-    **dict.fromkeys(("function", "observation", "function_response", "tool_response", "ipython"), "tool"),
-}
 _MEDIA_LISTING_KEYS = ("name", "media_files")
 _MEDIUM_NAME_KEYS = (*PART_TYPES, "path", "url", "source")  # of a content part
 _PART_PREFIX = "content[]."

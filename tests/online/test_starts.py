@@ -206,7 +206,7 @@ def test_a_stream_of_other_data_than_was_meant(settings: list[str], sources: Any
     ],
 )
 def test_a_setting_of_all_sources_is_not_of_one(settings: list[str], own: str, said: str) -> None:
-    """The first source's were everyone's, and those of the others were ignored, without a word."""
+    """The first source's settings held for every source, and the other sources' settings were ignored, unsaid."""
     for other in (["source.path=/a"], "/a", HELD):
         with pytest.raises(ValueError, match=rf"^sources\[0\] has {said}"):
             StreamingPackedDataset(settings, [other, ["source.path=/b", own]])

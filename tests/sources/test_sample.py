@@ -169,6 +169,14 @@ def test_a_moving_image_of_a_tar_is_no_video(
             read()
 
 
+def test_a_still_of_a_tar_is_a_frame_in_any_letters(tmp_path: Path, reader: Reader) -> None:
+    """Packing took `0.JPG` under `videos` for an image, and training from unpacked samples refused it."""
+    files = {"0.JPG": picture(40, 30, "JPEG"), "json": chat("<image>What?", "It stands.", videos=["0.JPG"])}
+    shard, row = row_of(tmp_path, files)
+    assert [medium.kind for medium in read_sample(reader, shard, row, READ).media] == ["image"]
+    assert len(load_multi_mix_qa(files | {"__key__": b"k"})["image"]) == 1
+
+
 @pytest.mark.parametrize(
     ("fields", "content"),
     [

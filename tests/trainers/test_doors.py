@@ -318,7 +318,7 @@ def of_kind(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempP
 def first_of_recipe(
     name: str, folder: Path, processor: str, monkeypatch: pytest.MonkeyPatch, seq_len: int = 512
 ) -> dict[str, Any]:
-    """The first pack as the recipe of a trainer gives it, with stand-ins of what it imports."""
+    """Return the first pack as a trainer's recipe gives it; stand-ins take the place of what the recipe imports."""
 
     @dataclass
     class Loader:

@@ -10,7 +10,7 @@ from typing import Any
 
 from energon_pack.samples.dialects.rewrite import ANSWER_FIELDS, parsed_text, rename_fields_and_roles
 from energon_pack.samples.dialects.table import possible_readings
-from energon_pack.samples.record import ROLES
+from energon_pack.samples.roles import ROLES
 from energon_pack.samples.sample import CONTENT_KEYS, ROLE_KEYS
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip

@@ -149,7 +149,7 @@ ID3V1 = b"TAG" + bytes(125)
 
 @pytest.mark.parametrize("behind", [b"", ID3V1, b"APETAGEX" + bytes(24) + ID3V1])
 def test_an_mp3_that_promises_nothing_is_decoded_to_its_end(behind: bytes) -> None:
-    """FFmpeg guesses its length by its bytes, with those of the tag: the whole sound was refused as cut short."""
+    """FFmpeg guesses the length by the bytes, and counts the tag, too: a whole sound was refused as cut short."""
     data = encoded(220_500, 44_100, "mp3", "libmp3lame", options={"write_xing": "0"})
     assert b"Info" not in data
     found = probe(io.BytesIO(data + behind))
