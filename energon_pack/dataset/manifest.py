@@ -7,7 +7,7 @@ import hashlib
 import io
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,8 +18,8 @@ from energon_pack.errors import PackError
 from energon_pack.run.address import is_address, joined, parent
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import parse_json, parse_yaml
-from energon_pack.samples.input_rules import INPUTS_FILE, TRIAL_FILE
-from energon_pack.samples.pack_reader import READABLE_FLAVORS, format_problem, longest_manifest
+from energon_pack.samples.input_rules import INPUTS_FILE, TRIAL_FILE, max_pack_len
+from energon_pack.samples.pack_reader import READABLE_FLAVORS, format_problem
 
 MANIFEST = "energon_pack.json"
 REPORT = "report.json"
@@ -207,3 +207,10 @@ class PackTotals(NamedTuple):
         file = io.BytesIO()
         np.save(file, np.stack(self, axis=1), allow_pickle=False)
         return file.getvalue()
+
+
+def longest_manifest(manifests: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the energon_pack.json with the largest max_token_len, and `max_pack_len` if another has longer packs."""
+    longest, *others = sorted(manifests, key=lambda manifest: -int(manifest["max_token_len"]))
+    limit = max(map(max_pack_len, (longest, *others)))
+    return {**longest, "max_pack_len": limit} if limit > max_pack_len(longest) else dict(longest)

@@ -23,7 +23,7 @@ import pyarrow as pa
 from energon_pack.dataset.energon import write_energon_files
 from energon_pack.dataset.files import PlanFile
 from energon_pack.dataset.folder import DatasetFolder, manifest_digest
-from energon_pack.dataset.manifest import MANIFEST, ORDER_FILE
+from energon_pack.dataset.manifest import MANIFEST, ORDER_FILE, longest_manifest
 from energon_pack.dataset.plan_counts import items_from_table, num_members, read_counted_columns
 from energon_pack.dataset.shards import WrittenShard
 from energon_pack.errors import PackError
@@ -33,7 +33,6 @@ from energon_pack.run.files import META_FOLDER, write_whole
 from energon_pack.run.plain_data import parse_yaml
 from energon_pack.run.seeded_random import Ints
 from energon_pack.samples.flavors import packed_flavor_or_default
-from energon_pack.samples.pack_reader import longest_manifest
 
 
 @dataclass(frozen=True)

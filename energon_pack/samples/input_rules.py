@@ -112,3 +112,10 @@ class InputRules:
         looks = {kind: RgbConversion(**look) for kind, look in values["looks"].items()}
         types = [(number, feature) for number, feature in values["types"]]
         return InputRules(**{**values, "folder": folder, "trial": members, "looks": looks, "types": types})
+
+
+def max_pack_len(manifest: Mapping[str, Any]) -> int:
+    """Return the most tokens of a pack by its dataset's energon_pack.json: `own_pack` has longer than max_token_len."""
+    limit = manifest["content"].get("packing", {}).get("hard_limit") or manifest["max_token_len"]
+    multiple = int(manifest.get("pad_to_multiple_of", 1))  # of each member's length, which limits count
+    return int(manifest.get("max_pack_len") or limit) // multiple * multiple

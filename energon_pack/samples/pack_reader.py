@@ -7,7 +7,7 @@
 Pure, but for media that lie in the source.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from importlib import import_module
@@ -148,20 +148,6 @@ def format_problem(manifest: Mapping[str, Any], oldest: int = PACK_FORMAT) -> st
             " the source is gone, these packs are one (source.path)"
         )
     return f"it has the format {quote(number)}, this version of energon-pack reads {PACK_FORMAT}: install a later one"
-
-
-def max_pack_len(manifest: Mapping[str, Any]) -> int:
-    """Return the most tokens of a pack by its dataset's energon_pack.json: `own_pack` has longer than max_token_len."""
-    limit = manifest["content"].get("packing", {}).get("hard_limit") or manifest["max_token_len"]
-    multiple = int(manifest.get("pad_to_multiple_of", 1))  # of each member's length, which limits count
-    return int(manifest.get("max_pack_len") or limit) // multiple * multiple
-
-
-def longest_manifest(manifests: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the energon_pack.json with the largest max_token_len, and `max_pack_len` if another has longer packs."""
-    longest, *others = sorted(manifests, key=lambda manifest: -int(manifest["max_token_len"]))
-    limit = max(map(max_pack_len, (longest, *others)))
-    return {**longest, "max_pack_len": limit} if limit > max_pack_len(longest) else dict(longest)
 
 
 def refuse_other_format(meta: Mapping[str, Any]) -> None:

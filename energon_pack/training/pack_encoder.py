@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import get_worker_info
 
-from energon_pack.samples.input_rules import InputRules
+from energon_pack.samples.input_rules import InputRules, max_pack_len
 from energon_pack.samples.media.kinds import IMAGE
 from energon_pack.samples.member import MemberInput
-from energon_pack.samples.pack_reader import PackMembers, max_pack_len
+from energon_pack.samples.pack_reader import PackMembers
 from energon_pack.samples.tokens import LengthChangedError
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.encoded import BadPack, EncodedMembers, Members, TrainingPack
