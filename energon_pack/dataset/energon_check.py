@@ -4,6 +4,7 @@ Of each shard the index and the first pack are read here. Energon, which imports
 dataset of each form and then no other of that form: the user's cache keeps that it did.
 """
 
+import gc
 import hashlib
 import json
 import warnings
@@ -89,6 +90,8 @@ def check_readable(job: CheckJob) -> None:
                 _check_part_names(pack, job)
         if job.cache_key:
             write_kept("energon", job.cache_key, True)
+        else:  # Energon leaves a store's files open in a cycle; one that is collected as a thread starts waits for ever
+            gc.collect()
 
 
 def _check_shards(job: CheckJob) -> None:

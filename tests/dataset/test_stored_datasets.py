@@ -1,5 +1,6 @@
 """Datasets on an object store: the same bytes as on disk, there whole or not at all, and read by Energon from there."""
 
+import gc
 import json
 import time
 from collections.abc import Callable, Iterable
@@ -57,6 +58,16 @@ def test_metadata_come_last_and_what_makes_it_a_dataset_last_of_all(
     is_meta = ["/.nv-meta/" in path for path in final]
     assert is_meta == sorted(is_meta)
     assert [path.rpartition("/")[2] for path in final[-2:]] == ["energon_pack.json", "dataset.yaml"]
+
+
+def test_no_file_of_a_store_is_left_open(config: Make, bucket: Bucket, tmp_path: Path) -> None:
+    """One in a cycle asks whether its thread lives when it is collected: as a thread started, this waited for ever."""
+    gc.disable()  # else Python may collect them by chance
+    try:
+        pack(small(config, f"{bucket.address}/out", tmp_path / "cache"))
+        assert not [each for each in gc.get_objects() if type(each).__name__ == "ObjectFile"]
+    finally:
+        gc.enable()
 
 
 def failing_from(bucket: Bucket, number: int) -> None:
