@@ -3,7 +3,7 @@
 REAL has real processors and samples (`../shared/real`). Pairs are questions of MATH-Vision with their images and of
 alpaca without; the chosen answer is the one that is there, the rejected one that of another question. The same pairs
 are made batches of by this package, by ms-swift's packed DPO and by TRL's DPOTrainer, each by its own code in its
-environment (`--environments`, made by tests/support/trainers/environments.py). All is arithmetic over these batches:
+environment (`--environments`, made by tests/support/environments.py). All is arithmetic over these batches:
 tokens that a model computes, padding counted; images; FLOPs of a Qwen2.5-VL-7B's forward pass.
 """
 
@@ -112,7 +112,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("real", type=Path)
     parser.add_argument("--length", type=int, default=8192, help="tokens of a pack, here and of ms-swift (8192)")
-    parser.add_argument("--environments", type=Path, default=Path("/tmp/envs/trainers"))
+    parser.add_argument("--environments", type=Path, default=Path("/tmp/energon_pack_environments"))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -34,9 +34,9 @@ from energon_pack.training.layout import Member, RowForm
 from energon_pack.training.layout import neat as neat_layout
 from energon_pack.training.megatron_layouts import thd as thd_layout
 from support.automodel import pack_overrides
+from support.environments import python_of
 from support.marks import slow
 from support.running import ROOT, run
-from support.trainers.environments import python_of
 
 RECIPES = ROOT / "recipes" / "automodel"
 YAMLS = sorted(RECIPES.glob("*.yaml"))

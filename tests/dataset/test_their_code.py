@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from energon_pack.config import Flavor, GroupBy, ModelConfig, PackConfig
-from support.labels.environments import python_of
+from support.environments import TORCHVISION_ON_CPU, python_of
 from support.packed import packed, samples
 from support.read_source import read as read_source
 from support.running import ROOT
@@ -61,7 +61,7 @@ def read(real: Path, tmp_path: Path) -> Callable[[str, Path], Any]:
 
     def run(stack: str, folder: Path) -> Any:
         script, out = ROOT / "tests" / "support" / "read_as_stack.py", tmp_path / f"{stack}.json"
-        code = os.pathsep.join(map(str, paths[stack]))
+        code = os.pathsep.join(map(str, [TORCHVISION_ON_CPU, *paths[stack]]))
         variables = {**os.environ, "PYTHONPATH": code, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         where: list[str | Path] = [real / "processors/qwen2_5_vl", "qwen2-vl", out, folder]
         arguments = [python_of("loongforge"), script, stack, *where]
@@ -120,7 +120,8 @@ def test_packs_of_their_own_writers_are_a_source(real: Path, tmp_path: Path, for
     if not (peers := os.environ.get("PEERS")):
         pytest.skip("PEERS is no folder with checkouts of LoongForge, LLaVA-OneVision-2 and Megatron-LM")
     code = ("LoongForge/tools/data_preprocess/vlm/offline_packing", "LLaVA-OneVision-2/offline_packing")
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(f"{peers}/{name}" for name in code)}
+    folders = [str(TORCHVISION_ON_CPU), *(f"{peers}/{name}" for name in code)]
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
     for name in FORMS[form]:
         for tar in sorted((real / "wds" / name).glob("*.tar")):
             out = tmp_path / tar.stem

@@ -18,12 +18,12 @@ from pathlib import Path
 
 import pytest
 
+from support.environments import python_of
 from support.marks import slow
 from support.pages import BLOCKS, PAGES, Block, blocks, code, commands, prose
 from support.peers import write_llava_onevision
 from support.running import ROOT, as_a_program, command, command_here, exit_code, need_torchvision
 from support.samples import chat
-from support.trainers.environments import python_of
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),

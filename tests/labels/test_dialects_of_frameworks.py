@@ -13,8 +13,8 @@ from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.templates.sample import Sample
 from support.dialects import CONVERSATIONS, FORMS
-from support.labels.environments import run
 from support.labels.folders import build_template
+from support.labels.in_environments import run
 from support.running import REAL
 
 pytestmark = [

@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
 
-from support.labels.environments import packages_of_processors
+from support.environments import packages_of_processors
 from support.running import ROOT
 
 TABLE = ROOT / "docs" / "tables" / "slow.csv"

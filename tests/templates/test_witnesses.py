@@ -24,7 +24,7 @@ from energon_pack.templates.families.rules import ProcessorSettings
 from energon_pack.templates.preparation import Preparation
 from energon_pack.templates.settings import MediaConfig
 from support.films import COVER, Pictures, film, with_cover_first
-from support.labels.environments import run
+from support.labels.in_environments import run
 from support.samples import sound
 
 pytestmark = pytest.mark.slow

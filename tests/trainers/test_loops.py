@@ -14,9 +14,9 @@ import yaml
 from energon_pack.config import Rope
 from energon_pack.plan.settings import GroupBy
 from energon_pack.trainers.on_disk import PackedDataset
+from support.environments import python_of
 from support.packed import demo_config, packed
 from support.running import need_torchvision
-from support.trainers.environments import python_of
 from support.trainers.sets import TrainedOn, media, texts
 from support.trainers.stacks import ON_GPU, RECIPES, Settings, Stack, run
 

@@ -15,9 +15,9 @@ from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.guards import guard
 from support import kinds_of_weights as kinds
 from support.attacks import mixed, on_norm
+from support.environments import python_of
 from support.running import ROOT
 from support.tiny import make_batch, make_members, make_model
-from support.trainers.environments import python_of
 
 #: kinds that can't be equal, and what the refusal says
 REFUSED = {

@@ -18,8 +18,8 @@ from typing import Any
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.settings import Empty
 from energon_pack.templates.template import Template
-from support.labels.environments import run
 from support.labels.folders import build_template
+from support.labels.in_environments import run
 from support.labels.prefix import Prefix
 from support.labels.truth import Ours, render, sample_of, shown
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import yaml
 
+from support.environments import python_of
 from support.running import ROOT
-from support.trainers.environments import python_of
 
 RECIPES = ROOT / "recipes" / "trainers"
 Settings = dict[str, Any]
