@@ -64,10 +64,10 @@ class PackedTrainer(transformers.Trainer):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Nothing: the model was loaded from it. The Trainer takes the names in the file for those in the model."""
 
-    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[PackedBatch], Any]:
-        batches = [next(epoch_iterator) for _ in range(num_batches)]
-        total = torch.stack([total_weight(batch) for batch in batches]).sum()
-        return batches, self.accelerator.reduce(total.to(device), "sum")
+    def _get_num_items_in_batch(self, batch_samples: list[PackedBatch], device: Any) -> Any:
+        """The weights of all ranks in a step; also in evaluation, of one batch of each rank."""
+        total = torch.stack([total_weight(batch) for batch in batch_samples]).sum()
+        return self.accelerator.reduce(total.to(device), "sum")
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None

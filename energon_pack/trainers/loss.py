@@ -1,6 +1,6 @@
 """Put the weights of tokens into a trainer's loss: `loss_weight`, and the weights of samples and turns."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -66,18 +66,17 @@ class WeightedSteps:
 
     accelerator: Any
 
-    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> tuple[list[Any], Any]:
-        """Return the batches of a step, and Σ w over the step on all ranks."""
-        trainer: Any = super()
-        batches, _ = trainer.get_batch_samples(epoch_iterator, num_batches, device)
-        weights = [total_weight(batch) for batch in batches]
+    def _get_num_items_in_batch(self, batch_samples: Sequence[Any], device: Any) -> Tensor:
+        """Return Σ w over all ranks of a step's batches, or of one batch in evaluation: the Trainer asks for both."""
+        weights = [total_weight(batch) for batch in batch_samples]
         total = torch.stack(weights).sum() if weights else torch.zeros((), dtype=torch.float64)
-        return batches, self.accelerator.reduce(total.float().to(device), "sum")
+        summed: Tensor = self.accelerator.reduce(total.float().to(device), "sum")
+        return summed
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Return the batch's part of the step's loss; without a total, in evaluation, the loss of the batch alone."""
+        """Return the batch's part of the step's loss; without a total, the loss of the batch alone."""
         of_loss = {name: inputs[name] for name in LOSS_KEYS if name in inputs}
         outputs = model(**{name: value for name, value in inputs.items() if name not in LOSS_KEYS})
         share = None

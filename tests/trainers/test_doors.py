@@ -8,7 +8,7 @@ import json
 import pickle
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -137,7 +137,18 @@ class Trainer:
 
     def get_batch_samples(self, batches: Iterator[Any], num: int, device: Any) -> tuple[list[Any], Any]:
         found = [next(batches) for _ in range(num)]
-        return found, torch.stack([(batch["labels"] != -100).sum() for batch in found]).sum()
+        return found, self._get_num_items_in_batch(found, device)
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: Any) -> Any:
+        return torch.stack([(batch["labels"] != -100).sum() for batch in batch_samples]).sum()
+
+    def evaluate(self, batches: Sequence[Any]) -> float:
+        """The mean of the batches' losses, each with the number of its own items, as transformers takes it."""
+        with torch.no_grad():
+            totals = [self._get_num_items_in_batch([batch], "cpu") for batch in batches]
+            pairs = zip(batches, totals, strict=True)
+            losses = [self.compute_loss(self.model, batch, num_items_in_batch=total) for batch, total in pairs]
+        return float(torch.stack(losses).mean())
 
     def compute_loss(self, model: Any, batch: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
         return self.loss(batch, num_items_in_batch)
@@ -232,6 +243,19 @@ def test_a_weighted_trainer_has_the_mean_of_the_samples_losses(
     by_token = check_trainer(Trainer(model, PackedDataset(demo_folder, str(demo[1]))))
     assert line.startswith("✓ Trainer: a step of packs with ")
     assert line.split(" alone ")[1].split()[0] != by_token.split(" alone ")[1].split()[0]
+
+
+def test_a_weighted_trainer_evaluates_by_weights(demo_folder: Path, demo: tuple[Path, Path], model: Any) -> None:
+    """`eval_loss` was divided by tokens, and so was a fraction of the loss."""
+    by_sample = PackedDataset(demo_folder, str(demo[1]), loss_weight="sample")
+    trainer = weighted(Trainer(model, by_sample, weights=True))
+    expected = []
+    for number in range(2):
+        batch = by_sample.collate([by_sample[number]])
+        with torch.no_grad():
+            expected.append(float(weighted_loss(model(**batch.model_inputs(model, labels=False)).logits, batch)))
+    found = trainer.evaluate([trainer.collate([by_sample[number]]) for number in range(2)])
+    assert found == pytest.approx(sum(expected) / 2, rel=1e-5)
 
 
 def test_a_collator_that_is_not_ours_is_named(demo_packs: PackedDataset, model: Any) -> None:
