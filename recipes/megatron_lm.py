@@ -110,7 +110,10 @@ def train_valid_test_dataloaders_provider(
     from megatron.training import get_args
 
     args = get_args()
-    path = args.data_path[0] if isinstance(args.data_path, list) else args.data_path
+    paths = args.data_path if isinstance(args.data_path, list) else [args.data_path]
+    if len(paths) > 1:
+        raise ValueError(f"--data-path {' '.join(paths)}: one packed dataset, or the YAML of a blend of several")
+    (path,) = paths
     packed = read_manifest(Path(path))
     check(args, packed)
     if args.eval_iters > 0 and args.packed_val is None and "val" not in parts(path):

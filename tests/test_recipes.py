@@ -720,6 +720,7 @@ def test_only_ranks_that_broadcast_read(megatron: Any, tp: int, pp: int, stages:
         ("micro_batch_size", 2, "--micro-batch-size 2: .* set 1"),
         ("dataloader_type", "cyclic", "set external"),
         ("decoder_seq_length", 512, "512 is less than the 800 tokens of a pack"),
+        ("data_path", ["packed/a", "packed/b"], "--data-path packed/a packed/b: one packed dataset, or the YAML of a"),
         ("context_parallel_size", 2, "members would see each other"),
         ("sequence_parallel", True, "members would see each other"),
         ("calculate_per_token_loss", False, "set --calculate-per-token-loss"),
