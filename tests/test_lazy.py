@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
@@ -14,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from megatron.energon import WorkerConfig, get_loader, get_train_dataset
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, Sampler
 
 from energon_pack.config import Engine, Layout, PackConfig
 from energon_pack.errors import PackError, SamplesLost
@@ -24,7 +25,7 @@ from energon_pack.online.lazy import LazyPackedDataset
 from energon_pack.samples.member import MemberInput
 from energon_pack.templates.template import Template
 from energon_pack.templates.tokens.added import Ids
-from energon_pack.trainers.samplers import PackSampler
+from energon_pack.trainers.samplers import LengthGroupedSampler, PackSampler
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.encoded import BadPack
 from support.marks import first_of
@@ -449,11 +450,121 @@ def test_a_finished_iteration_is_finished_whoever_goes_on(caplog: pytest.LogCapt
         assert going_on(ended, *world, epoch=1) == [[1] * (24 // ranks)] * ranks
         assert sum(map(len, going_on(one_left, *world))) == 3 // ranks * ranks
         assert sum(map(len, going_on(inside, *world))) == 18
-    assert "the state is of the end of an epoch: this iteration has nothing of it" in caplog.text
+    assert "the state is of the end of an epoch: this iteration of the sampler is empty" in caplog.text
     one.load_state_dict(ended[-1])
     assert [len(list(one)) for _ in range(3)] == [0, 8, 8]
     one.load_state_dict(one.state_dict())
     assert list(one) == []
+
+
+class OnceMore(Sampler[Any]):
+    """Deals a share to two processes, as Accelerate's BatchSamplerShard does."""
+
+    num_processes, process_index = 2, 0
+
+    def __init__(self, share: Any):
+        self.share = share
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from islice(self.share, self.process_index, None, self.num_processes)
+
+
+class Listed(Dataset[Any]):
+    """A sampler's items by number, as Lightning lists them for torch's DistributedSampler."""
+
+    def __init__(self, share: Any):
+        self.share = share
+
+    def __len__(self) -> int:
+        return len(self.share)
+
+
+class Replacing(DistributedSampler[Any]):
+    """Takes a sampler's place, as Lightning's DistributedSamplerWrapper does."""
+
+    def __iter__(self) -> Iterator[Any]:
+        share: Any = self.dataset
+        items, taken = list(share.share), super().__iter__()
+        return (items[index] for index in taken)
+
+
+def test_a_share_of_one_rank_is_not_dealt_to_ranks_once_more() -> None:
+    """Each of two ranks trained a quarter of the packs, where Accelerate or Lightning got the loader."""
+    packs: Any = Fake(12)
+
+    def wrapped(share: Any) -> list[Any]:
+        again = Replacing(Listed(share), 2, 0, shuffle=False)
+        return [OnceMore(share), OnceMore(BatchSampler(share, 1, False)), again, BatchSampler(again, 1, False)]
+
+    for share in (sampler(packs, 1, 2), LengthGroupedSampler([3, 4, 5], 1, rank=0, world_size=3)):
+        for once_more in wrapped(share):
+            with pytest.raises(PackError, match=r"Sampler deals to [23] ranks, and .* to 2 once more.*as_dataset\(\)"):
+                next(iter(once_more))
+        assert len(list(share)) == len(list(DataLoader(range(99), batch_sampler=share)))  # type: ignore[arg-type]
+    for whole in wrapped(sampler(packs, 0, 1)):  # it was dealt to nobody before
+        assert len(list(whole)) == 6
+    share = sampler(packs, 1, 2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OnceMore, "num_processes", 1)
+        assert len(list(OnceMore(share))) == 6
+
+
+def test_a_look_at_who_deals_keeps_nothing_of_a_training() -> None:
+    """Before Python 3.13 a frame whose variables are asked holds on to them: logits of the epoch before."""
+    share: Any = sampler(Fake(12), 1, 2)
+    logits = torch.zeros(1)
+    held = weakref.ref(logits)
+    assert len(list(share)) == 6
+    del logits
+    assert held() is None
+
+
+def test_packs_are_counted_from_the_epoch_that_is_set() -> None:
+    """After a whole epoch the count went on, and a state of the second pack of epoch 1 was of that of epoch 0."""
+    packs: Any = Fake(10)
+    one = sampler(packs, 0, 2, micro_batches=2)
+    assert len(list(one)) == 4
+    one.set_epoch(1)
+    stream = iter(one)
+    third = [next(stream) for _ in range(3)][-1]
+    one.set_epoch(1)  # it is under way
+    state = one.state_dict(num_packs=2)
+    assert (state["position"]["epoch"], state["position"]["turns"]["first"]) == (1, 2)
+    assert next(iter(sampler(packs, 0, 2, micro_batches=2, states=[state]))) == third
+    with pytest.raises(ValueError, match="num_packs=4: 3 packs were given out since it was made, loaded or sent to an"):
+        one.state_dict(num_packs=4)
+    assert [*map(len, (list(one), list(one)))] == [3, 4]
+
+
+def test_a_state_outlives_an_epoch_that_is_set_before_it(caplog: pytest.LogCaptureFixture) -> None:
+    """Accelerate counts epochs from 0 in each process: of a state of epoch 1, epoch 0 came again, and nothing said so.
+
+    The second loop of such a process is the epoch after the state's, and so on.
+    """
+    packs: Any = Fake(12)
+    one = sampler(packs, 0, 1)
+    whole = [list(one) for _ in range(4)]
+    one.set_epoch(1)
+    assert list(islice(one, 5)) == whole[1][:5]
+    inside = one.state_dict()
+    list(one)
+    ended = one.state_dict()
+    for states, expected in (([inside], [whole[1][5:], *whole[2:]]), ([ended], [[], *whole[2:]])):
+        caplog.clear()
+        again = sampler(packs, 0, 1, states=states)
+        for epoch, items in enumerate(expected):
+            again.set_epoch(epoch)
+            assert list(again) == items
+        assert caplog.text.count("set_epoch(0) changes nothing: a state was loaded, which goes on with epoch 1") == 1
+        assert caplog.text.count("changes nothing") == 1
+        again.set_epoch(7)
+        assert {at for at, _ in again} == {7}
+    of_names = sampler(packs, 0, 1, states=[inside])
+    caplog.clear()
+    for epoch, items in ((1, whole[1][5:]), (2, whole[2]), (0, whole[3])):
+        of_names.set_epoch(epoch)
+        assert list(of_names) == items
+    assert "set_epoch(0) changes nothing: a state was loaded, which goes on with epoch 3" in caplog.text
 
 
 def test_steps_are_even_whatever_is_shuffled(packs: LazyPackedDataset) -> None:

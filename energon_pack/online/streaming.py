@@ -8,7 +8,6 @@ for the pack that it yields.
 """
 
 import logging
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,13 +18,13 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from energon_pack.config import PackConfig
 from energon_pack.errors import PackError, check_buffer_size
-from energon_pack.online.prepare import shared_epoch
+from energon_pack.online.stream_epoch import StreamEpoch
 from energon_pack.online.stream_packs import Draws, OnlinePacks, StreamCounters
 from energon_pack.online.stream_setup import OF_HUGGING_FACE, StreamSource, prepare_stream
 from energon_pack.plan.pool import Pool, WaitingSample, waiting_samples
 from energon_pack.plan.sample_measures import SampleMeasurer
 from energon_pack.steps.position import Position, numbers_taken_together, parsing_state
-from energon_pack.steps.topology import ranks_here
+from energon_pack.trainers.dealt_once import ranks_to_deal_to, refuse_second_dealing
 from energon_pack.trainers.pack_datasets import PackDatasetBase, import_numbered_rows
 from energon_pack.training.encoded import TrainingPack
 from energon_pack.training.pack_encoder import PackEncoder, check_options
@@ -34,6 +33,10 @@ from energon_pack.training.worker_start import schedule_try_at_fork
 __all__ = ["StreamingPackedDataset"]
 
 _log = logging.getLogger(__name__)
+_COUNTED_ON = (
+    "epoch %d is before that of the loaded state: it is epoch %d, and later ones count on from it (Accelerate counts"
+    " from 0 in each process)"
+)
 
 
 class StreamingPackedDataset(PackDatasetBase, IterableDataset[TrainingPack]):
@@ -52,8 +55,8 @@ class StreamingPackedDataset(PackDatasetBase, IterableDataset[TrainingPack]):
             may then have unequal numbers of packs, and one that can pack none of its samples ends with a PackError.
         seed: the same on all ranks; by default the config's.
         rank, world_size: this data-parallel rank and their number; by default torch.distributed's, or torchrun's.
-        states: `state_dict` of every rank's loader (torchdata's), or of this dataset on every rank, to go on from there
-            with any number of ranks and workers.
+        states: `state_dict` of every rank's loader (torchdata's), or of this dataset on every rank if no loader's
+            workers read it, to go on from there with any number of ranks and workers.
         options: options of PackEncoder: `layout`, `labels`, `pad_to`, `on_bad_member`, `dummy_image` …
             `on_bad_member` holds for samples that can't be read, too; `drop` leaves them out, and `statistics` counts
             them.
@@ -94,7 +97,7 @@ class StreamingPackedDataset(PackDatasetBase, IterableDataset[TrainingPack]):
         of_labels = self.config.labels.untrained
         self._measuring = SampleMeasurer(begun.template, self.config.packing, source.control_tokens, drop, of_labels)
         self._datasets = begun.datasets
-        self._place = ranks_here(rank, world_size)
+        self._place = ranks_to_deal_to(rank, world_size)
         #: settings that draws and packs depend on; a state is refused if one differs
         self._state_settings: dict[str, Any] = {
             "num_samples": [len(dataset) for dataset in self._datasets],
@@ -107,7 +110,9 @@ class StreamingPackedDataset(PackDatasetBase, IterableDataset[TrainingPack]):
         self._identities = begun.identities
         self._counters = StreamCounters()
         self._packs: OnlinePacks | None = None
-        self._epoch = _Epoch()
+        self._epoch = StreamEpoch()
+        #: added to each epoch that is set
+        self._num_epochs_before = 0
         #: states from which the next iteration goes on: of this worker, or of all
         self._states_to_resume: Sequence[Mapping[str, Any]] = [
             lane for state in states for lane in _worker_states(state)
@@ -131,11 +136,25 @@ class StreamingPackedDataset(PackDatasetBase, IterableDataset[TrainingPack]):
         """
         return import_numbered_rows().StreamRows(self, *self.place)
 
+    @property
+    def is_resumed(self) -> bool:
+        """Whether states were loaded, and nothing was read since."""
+        return bool(self._states_to_resume) and not self._epoch.is_in_workers
+
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration draw in the order of this epoch; loaded states of the same epoch are still resumed.
 
         Call it between iterations: a loader's workers begin theirs at different times.
+
+        An epoch before that of loaded states, of which nothing was read, is theirs, and later ones count on from it:
+        Accelerate counts epochs from 0 in each process.
         """
+        epoch += self._num_epochs_before
+        if self.is_resumed and (behind := self._epoch.number - epoch) > 0:
+            if self._place[0] == 0:
+                _log.warning(_COUNTED_ON, epoch, self._epoch.number)
+            self._num_epochs_before += behind
+            epoch = self._epoch.number
         if epoch != self._epoch.number:
             self._states_to_resume, self._packs = [], None
         self._epoch.set(epoch)
@@ -145,12 +164,21 @@ class StreamingPackedDataset(PackDatasetBase, IterableDataset[TrainingPack]):
         return [*islice(self._make_packs(*_worker_and_num_workers(), StreamCounters()), num)]
 
     def __iter__(self) -> Iterator[TrainingPack]:
+        refuse_second_dealing(type(self).__name__, self._place[1])
         self._epoch.begin()
         self._packs, self._states_to_resume = self._make_packs(*_worker_and_num_workers()), []
         return self._packs
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this worker's state: its positions, and the indices and lengths of the samples in its buffer."""
+        """Return this worker's state: its positions, and the indices and lengths of the samples in its buffer.
+
+        PackError: a loader's workers make the packs, each with a state of its own.
+        """
+        if self._epoch.is_in_workers and get_worker_info() is None:
+            raise PackError(
+                "a loader's workers make these packs, and each has a state of its own: torchdata's"
+                " StatefulDataLoader(…).state_dict() has them all"
+            )
         packs = self._packs
         if self._states_to_resume or packs is None:
             packs = self._make_packs(*_worker_and_num_workers())
@@ -166,8 +194,8 @@ class StreamingPackedDataset(PackDatasetBase, IterableDataset[TrainingPack]):
             # states of earlier versions do not name sources
             for saved in {tuple(lane.get("sources", self._identities)) for lane in lanes}:
                 _refuse_other_sources(saved, self._identities)
-            self._states_to_resume = lanes
-            self._epoch.set(epoch)
+            self._states_to_resume, self._num_epochs_before = lanes, 0
+            self._epoch.set(epoch, is_new=True)
             self._make_packs(*_worker_and_num_workers())
 
     def _checked_positions(self, state: Mapping[str, Any]) -> list[Position]:
@@ -225,31 +253,6 @@ class StreamingPackedDataset(PackDatasetBase, IterableDataset[TrainingPack]):
         if lane is not None:
             packs.load_pool_and_counters(lane)
         return packs
-
-
-class _Epoch:
-    """The number of the epoch. All workers of a loader begin with the one that it had when they were started.
-
-    A worker that stays looks in shared memory for another one at the start of its later iterations.
-    """
-
-    def __init__(self) -> None:
-        self.number = 0
-        self._shared = shared_epoch().fill_(-1)  # none was set
-        #: the process whose iteration has begun since the number was set; None: none
-        self._begun_in: int | None = None
-
-    def set(self, number: int) -> None:
-        """Let the next iteration have this number; if this is no worker, the next one of workers that stay, too."""
-        self.number, self._begun_in = number, None
-        if get_worker_info() is None:
-            self._shared.fill_(number)
-
-    def begin(self) -> None:
-        """Begin an iteration, with the number that was set last."""
-        if self._begun_in == os.getpid() and int(self._shared) >= 0:
-            self.number = int(self._shared)
-        self._begun_in = os.getpid()
 
 
 def _refuse_other_sources(saved: Sequence[str | None], here: Sequence[str | None]) -> None:

@@ -2,27 +2,24 @@
 
 import logging
 import zlib
-from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
-from typing import Any, Literal, TypeVar
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
-from torch.utils.data import Sampler
 
 from energon_pack.plan.even_steps import order_for_steps
 from energon_pack.run.lru_cache import LruCache
 from energon_pack.run.seeded_random import Ints, epoch_seed
-from energon_pack.steps.position import PackOrder, Position, State, Taken, numbers_taken_together, positions_of_states
-from energon_pack.steps.topology import Topology, ranks_here, reading_order, topology_of
+from energon_pack.steps.position import PackOrder, Position, State, Taken
+from energon_pack.steps.topology import Topology, reading_order, topology_of
+from energon_pack.trainers.dealer import Dealer
+from energon_pack.trainers.dealt_once import ranks_to_deal_to
 from energon_pack.trainers.length_groups import LengthGroups, group_by_length
 
 __all__ = ["LengthGroupedSampler", "PackSampler"]
 
 _log = logging.getLogger(__name__)
-_STATE_METHOD = "state_dict()"
-_AT_END = "the state is of the end of an epoch: this iteration has nothing of it, and the one after has the next epoch"
-Item = TypeVar("Item")
 
 #: random share added to a pack's cost, so that the same long packs do not share a step in every epoch
 _COST_JITTER = 0.005
@@ -31,115 +28,7 @@ _COST_JITTER = 0.005
 _OVERLONG_CHOICES = {"alone": "each is a batch of its own", "drop": "they are in no batch"}
 
 
-class _Dealer(Sampler[Item]):
-    """Deals the items of epochs to ranks, in whole steps; all ranks are at the same turn of the same iteration.
-
-    An iteration is one pass over the sampler: the items left over from the epoch before, then its epoch's whole steps.
-    """
-
-    #: what messages call the items
-    _item_word = "packs"
-    #: whether a state from the end of an iteration was loaded, and the next one has not begun
-    _is_at_end: bool
-
-    def __init__(self, stream: str, topology: Topology, rank: int, states: Sequence[State] = ()):
-        self._beginning = Position(stream, topology, ranks=topology.data_parallel, rank=rank)
-        self._resume_from(states)
-
-    @abstractmethod
-    def _num_items(self, epoch: int, topology: Topology) -> int:
-        """Return the number of items of an epoch for a topology."""
-
-    @abstractmethod
-    def _item(self, epoch: int, index: int, topology: Topology) -> Item:
-        """Return the item at an index of an epoch for a topology."""
-
-    def __iter__(self) -> Iterator[Item]:
-        """Yield the items left in this iteration; if none is left, those of the next one."""
-        is_over, self._is_at_end = self._is_at_end, False
-        if is_over and self._beginning.rank == 0:
-            _log.warning(_AT_END)
-        return iter(()) if is_over else self._remaining_items()
-
-    def _remaining_items(self) -> Iterator[Item]:
-        position = self._upcoming_position()
-        for _ in range(self._num_left(position)):
-            epoch, number = position.epoch, position.number_at()
-            while number < 0:  # left over from an epoch before
-                epoch -= 1
-                number += self._num_items(epoch, position.topology)
-            self._position = position = position.after(1)
-            self._num_given += 1
-            yield self._item(epoch, number, position.topology)
-
-    def __len__(self) -> int:
-        """Number of this rank's items in the current iteration, or in the next one if it has ended."""
-        upcoming = self._upcoming_position()
-        return upcoming.turns.first + self._num_left(upcoming)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Go to the first item of an epoch's iteration, unless this sampler is inside it or was loaded at its end."""
-        self._is_at_end &= epoch == self._position.epoch
-        if not self._is_at_end and self._upcoming_position().epoch != epoch:
-            self._begin_at(self._epoch_start_position(epoch))
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from the state of any rank, with any number of ranks: they share the remaining items."""
-        self._resume_from([state])
-
-    def _state_after(self, num: int | None) -> dict[str, Any]:
-        """Return this rank's state after `num` items since it began or was sent to an epoch; None: after all so far."""
-        position = self._position
-        if num is not None:
-            if not 0 <= num <= self._num_given:
-                raise ValueError(
-                    f"num_{self._item_word}={num}: {self._num_given} {self._item_word} were given out since it was made"
-                )
-            position = self._first_position
-            while num > (num_left := self._num_left(position)):
-                num, position = num - num_left, self._next_epoch_position(position)
-            position = position.after(num)
-        return {"position": asdict(position)}
-
-    def _resume_from(self, states: Sequence[State]) -> None:
-        position = here = self._beginning
-        if of_ranks := positions_of_states(states, here, _STATE_METHOD):
-            position = replace(of_ranks[0], rank=here.rank)
-            if any(replace(other, rank=here.rank) != position for other in of_ranks):
-                raise ValueError("states of several steps: give those of one checkpoint")
-            if (position.ranks, position.topology.micro_batches) != (here.ranks, here.topology.micro_batches):
-                taken = numbers_taken_together([replace(position, rank=rank) for rank in range(position.ranks)])
-                position = replace(position, ranks=here.ranks, before=taken, turns=Taken())
-        self._begin_at(position)
-        self._is_at_end = not self._num_left(position)
-
-    def _begin_at(self, position: Position) -> None:
-        self._first_position = self._position = position
-        self._num_given = 0
-
-    def _upcoming_position(self) -> Position:
-        position = self._position
-        while not self._num_left(position):
-            position = self._next_epoch_position(position)
-        return position
-
-    def _epoch_end(self, position: Position) -> int:
-        start, step = position.before.first, self._beginning.topology.unit_size
-        return start + (self._num_items(position.epoch, position.topology) - start) // step * step
-
-    def _num_left(self, position: Position) -> int:
-        return (self._epoch_end(position) - position.before.first) // position.ranks - position.turns.first
-
-    def _next_epoch_position(self, position: Position) -> Position:
-        left_over = self._num_items(position.epoch, position.topology) - self._epoch_end(position)
-        return replace(position, epoch=position.epoch + 1, before=Taken(-left_over), turns=Taken())
-
-    def _epoch_start_position(self, epoch: int) -> Position:
-        """Return the position at the beginning of an epoch's iteration."""
-        return replace(self._position, epoch=epoch, before=Taken(), turns=Taken())
-
-
-class PackSampler(_Dealer[tuple[int, int]]):
+class PackSampler(Dealer[tuple[int, int]]):
     """Deals the packs of a `LazyPackedDataset` or a `PackedDataset` to ranks, every step even over the ranks.
 
     An item is (epoch, number). All ranks share one endless stream, which has each epoch's packs once. An iteration
@@ -165,7 +54,7 @@ class PackSampler(_Dealer[tuple[int, int]]):
     ):
         if not hasattr(packs, "costs"):
             raise ValueError(f"packs is a {type(packs).__name__}: a LazyPackedDataset; a stream deals its packs itself")
-        rank, ranks = ranks_here(rank, world_size)
+        rank, ranks = ranks_to_deal_to(rank, world_size)
         of_step = packs.micro_batches if micro_batches is None else micro_batches
         if of_step < 1:
             raise ValueError(f"micro_batches={micro_batches}: at least 1")
@@ -232,7 +121,7 @@ class PackSampler(_Dealer[tuple[int, int]]):
         return order
 
 
-class LengthGroupedSampler(_Dealer[list[int]]):
+class LengthGroupedSampler(Dealer[list[int]]):
     """Batches samples of similar lengths, for training without packing: `batch_sampler` of a DataLoader.
 
     An item is a list of sample numbers. In an epoch every rank has the same number of batches, and each sample comes
@@ -265,7 +154,7 @@ class LengthGroupedSampler(_Dealer[list[int]]):
         window: int = 128,
         overlong: Literal["alone", "drop"] = "alone",
     ):
-        rank, ranks = ranks_here(rank, world_size)
+        rank, ranks = ranks_to_deal_to(rank, world_size)
         limits = f"batch_size={batch_size}, max_batch_tokens={max_batch_tokens}"
         if (batch_size is None) is (max_batch_tokens is None) or (batch_size or max_batch_tokens or 0) < 1:
             raise ValueError(f"{limits}: give one of the two, at least 1")

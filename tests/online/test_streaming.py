@@ -14,7 +14,7 @@ import torch
 from hydra.core.global_hydra import GlobalHydra
 from hydra.utils import instantiate
 from hydra.version import getbase
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from energon_pack.config.compose import compose_config
 from energon_pack.errors import PackError
@@ -369,6 +369,87 @@ def test_a_state_that_a_worker_loads_changes_no_epoch_that_was_set(make: Any) ->
     for epoch, found in (("0", [*before, *loader]), ("1", [*loader])):
         assert {pack.key.split("/")[0] for pack in found} == {epoch}
         assert sum(map(len, ids(found))) == 130
+
+
+def test_a_state_of_workers_is_not_asked_of_the_stream(make: Any) -> None:
+    """It was that of the beginning, or of an earlier checkpoint: what the workers had read came twice."""
+    options = {"replacement": False, "buffer_size": 12}
+    stream = make(SOURCES, **options)
+    beginning = stream.state_dict()
+    loader = DataLoader(stream, batch_size=None, num_workers=1)
+    assert len([*islice(loader, 3)]) == 3
+    assert stream.statistics()["packs"] >= 3
+    stream.set_epoch(0)  # as a trainer says of the epoch that is under way
+    with pytest.raises(PackError, match=r"a loader's workers make these packs.*StatefulDataLoader\(…\)\.state_dict"):
+        stream.state_dict()
+    stream.load_state_dict(beginning)
+    assert stream.state_dict()["positions"] == beginning["positions"]
+    next(iter(loader))
+    with pytest.raises(PackError, match="a loader's workers make these packs"):
+        stream.state_dict()
+    stream.set_epoch(1)
+    assert stream.state_dict()["positions"][0]["epoch"] == 1
+    next(iter(loader))
+    own = iter(stream)  # this process reads
+    before, state = next(own), stream.state_dict()
+    rest = make(SOURCES, **options, states=[state])
+    assert sorted(name for pack in [*ids([before]), *ids(rest)] for name in pack) == sorted(
+        f"{source.name}/{i}" for source in SOURCES for i in range(len(source))
+    )
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_resumed_stream_counts_epochs_from_its_own(
+    make: Any, num_workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Accelerate counts epochs from 0 in each process: the state was thrown away, and epoch 0 came again."""
+    options = {"replacement": False, "buffer_size": 12}
+    first = make(SOURCES, **options)
+    first.set_epoch(1)
+    begun = iter(first)
+    before = ids([next(begun) for _ in range(3)])
+    states = [first.state_dict()]
+    again = make(SOURCES, **options, states=states)
+    loader = DataLoader(again, batch_size=None, num_workers=num_workers)
+    found = []
+    for epoch in range(2):
+        again.set_epoch(epoch)
+        found.append([*loader])
+    assert [{pack.key.partition("/")[0] for pack in packs} for packs in found] == [{"1"}, {"2"}]
+    assert sorted(name for pack in [*before, *ids(found[0])] for name in pack) == sorted(
+        f"{source.name}/{i}" for source in SOURCES for i in range(len(source))
+    )
+    assert caplog.text.count("epoch 0 is before that of the loaded state: it is epoch 1, and later ones count on") == 1
+    by_number = make(SOURCES, **options, states=states)
+    for epoch in (1, 2, 0):
+        by_number.set_epoch(epoch)
+        assert {pack.key.partition("/")[0] for pack in by_number} == {str(epoch)}
+
+
+class Shard(IterableDataset[Any]):
+    """Gives every second item of a stream, as Accelerate's IterableDatasetShard does on each of two processes."""
+
+    num_processes, process_index = 2, 0
+
+    def __init__(self, packs: Any):
+        self.packs = packs
+
+    def __iter__(self) -> Any:
+        for number, pack in enumerate(self.packs):
+            if number % self.num_processes == self.process_index:
+                yield pack
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_stream_of_one_rank_is_not_dealt_to_ranks_once_more(make: Any, num_workers: int) -> None:
+    """Each of two ranks trained every second pack of its own."""
+    shard: Any = Shard(make(SOURCES, rank=1, world_size=2))
+    with pytest.raises(PackError, match="StreamingPackedDataset deals to 2 ranks, and Shard would deal the share"):
+        next(iter(DataLoader(shard, batch_size=None, num_workers=num_workers)))
+    shard.num_processes = 1
+    assert next(iter(shard)).members
+    whole = Shard(make(SOURCES, rank=0, world_size=1))
+    assert next(iter(whole)).members
 
 
 def test_a_sample_that_can_not_be_read_is_counted_or_ends_the_training(make: Any) -> None:

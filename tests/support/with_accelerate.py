@@ -9,12 +9,19 @@ import pytest
 import torch
 from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset
 from train_tiny import tiny_model
+from train_trainer import PackedTrainer
 
+from energon_pack.errors import PackError
 from energon_pack.loading import train_arguments
 from energon_pack.loading.task_encoder import PackedTaskEncoder
+from energon_pack.online.lazy import LazyPackedDataset
+from energon_pack.trainers.collator import LOSS_KEYS
+from energon_pack.trainers.loss import weighted
+from energon_pack.trainers.samplers import PackSampler
 from energon_pack.training.batch import PackedBatch, total_weight, weighted_loss
 from energon_pack.training.guards import guard
 from support.alone import pack_demo
+from support.packed import demo_config
 from support.tiny import make_batch, make_members, make_model, tf
 
 accelerate: Any = import_module("accelerate")
@@ -98,6 +105,51 @@ def test_a_loader_that_is_prepared(
             next(stream)
 
 
+class Numbers(torch.utils.data.Dataset[Any]):
+    """What a sampler gives, as the items of a dataset."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, item: Any) -> Any:
+        return item
+
+
+@pytest.fixture(scope="module")
+def lazy(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempPathFactory) -> LazyPackedDataset:
+    return LazyPackedDataset(demo_config(demo, cache, tmp_path_factory.mktemp("lazy"), packing__max_token_len=1024))
+
+
+@pytest.mark.parametrize("split_batches", [False, True])
+def test_a_share_of_one_rank_is_not_dealt_once_more(lazy: LazyPackedDataset, split_batches: bool) -> None:
+    """Each of two ranks trained a quarter of the packs."""
+
+    def prepared(share: Any, num: int = 2) -> Any:
+        loader = torch.utils.data.DataLoader(Numbers(), 2, sampler=share, collate_fn=list)
+        given = {"put_on_device": False, "split_batches": split_batches}
+        return accelerate.data_loader.prepare_data_loader(loader, num_processes=num, process_index=num - 1, **given)
+
+    with pytest.raises(PackError, match="PackSampler deals to 2 ranks, and BatchSamplerShard would deal the share of"):
+        next(iter(prepared(PackSampler(lazy, 1, 2))))
+    assert next(iter(prepared(PackSampler(lazy, 0, 1))))
+    assert next(iter(prepared(PackSampler(lazy, 1, 2), 1)))
+
+
+def test_a_prepared_loader_goes_on_with_its_sampler_s_state(lazy: LazyPackedDataset) -> None:
+    """Accelerate sets epoch 0 in a new process, and each later one: it began the first one anew."""
+    sampler = PackSampler(lazy, 0, 1)
+    list(sampler)
+    stream = iter(sampler)
+    for _ in range(5):
+        next(stream)
+    states = [sampler.state_dict()]
+    again = PackSampler(lazy, 0, 1, states=states)
+    loader = torch.utils.data.DataLoader(Numbers(), sampler=again, collate_fn=lambda items: items[0])
+    prepared = accelerate.Accelerator(cpu=True).prepare(loader)
+    expected = PackSampler(lazy, 0, 1, states=states)
+    assert [list(prepared) for _ in range(3)] == [list(expected) for _ in range(3)]
+
+
 def test_gradients_of_accelerate_alone(packs: tuple[Any, Packs]) -> None:
     """Model and optimizer prepared, the loader not, as the page on training says."""
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
@@ -137,6 +189,30 @@ def losses(packs: tuple[Any, Packs], kind: Any, folder: Path, collate: Any, **se
     trainer = kind(model, arguments, train_dataset=packs[1], data_collator=collate)
     trainer.train()
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def test_a_weighted_trainer_evaluates_by_weights(packs: tuple[Any, Packs], tmp_path: Path) -> None:
+    """`eval_loss` was divided by tokens; here a batch is weighted by hand, and so in the recipe's trainer."""
+    model, stream = tiny_model(packs[0]), iter(packs[1])
+    guard(model, packs[0])
+    batches = [next(stream) for _ in range(2)]
+    for batch in batches:
+        batch["loss_weight"] = (batch["labels"] != -100) / 100
+    inputs = [
+        batch.model_inputs(model, labels=False) | {name: batch[name] for name in LOSS_KEYS if name in batch}
+        for batch in batches
+    ]
+    settings: dict[str, Any] = {"report_to": "none", "disable_tqdm": True, "use_cpu": True}
+    arguments = tf.TrainingArguments(str(tmp_path), per_device_eval_batch_size=1, **settings)
+    trainer: Any = tf.Trainer(model, arguments, eval_dataset=inputs, data_collator=lambda rows: rows[0])
+    model.eval()
+    with torch.no_grad():
+        losses = [weighted_loss(model(**b.model_inputs(model, labels=False)).logits, b) for b in batches]
+    expected = pytest.approx(float(torch.stack(losses).mean()), rel=1e-5)
+    assert weighted(trainer).evaluate()["eval_loss"] == expected
+    recipe: Any = PackedTrainer(model, arguments, None)  # type: ignore[arg-type]
+    recipe.data_collator = lambda rows: rows[0]
+    assert recipe.evaluate(eval_dataset=batches)["eval_loss"] == expected
 
 
 def test_a_trainer_given_a_dataset(packs: tuple[Any, Packs], tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from energon_pack.online import prepare as preparing
 from energon_pack.online.lazy import LazyPackedDataset
+from energon_pack.online.streaming import StreamingPackedDataset
 from support.packed import conversations, demo_config
 
 NUM = 40
@@ -50,6 +51,32 @@ def test_no_image_is_decoded_to_count_tokens(
     monkeypatch.setattr(datasets.Image, "decode_example", decode)
     packs = packs_of(dataset, demo, tmp_path)
     assert ids(packs) == expected
+
+
+def test_rows_of_a_resumed_stream_count_epochs_from_its_own(
+    given: list[dict[str, Any]], demo: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Accelerate counts them from 0 in each process: the second loop had the state's epoch once more.
+
+    A stream that no state was loaded into keeps the epoch that it has.
+    """
+    config = demo_config(demo, tmp_path, tmp_path, packing__max_token_len=1024, source__path=None)
+
+    def stream(**states: Any) -> StreamingPackedDataset:
+        return StreamingPackedDataset(config, [given], buffer_size=4, replacement=False, **states)
+
+    first = stream()
+    first.set_epoch(1)
+    assert next(iter(first)).members
+    for states, expected in (([first.state_dict()], ["1", "2"]), ([], ["3", "1"])):
+        packs = stream(states=states)
+        if not states:
+            packs.set_epoch(3)
+        rows, found = packs.as_dataset(), []
+        for epoch in range(2):
+            rows.set_epoch(epoch)
+            found += {row["pack"].key.partition("/")[0] for row in rows}
+        assert found == expected
 
 
 def test_lengths_are_kept_by_its_fingerprint(

@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader
 
 from energon_pack import PackError
 from energon_pack.trainers.check_dealing import breaking_setting, check_dealing, check_dealt_rows, in_order_setting
+from energon_pack.trainers.dealt_once import ranks_to_deal_to
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,33 @@ def test_settings_elsewhere_than_in_the_arguments_are_named(monkeypatch: pytest.
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert "Accelerate knows of 1: on a CPU use_cpu=True" in breaking_setting(of(1))
     assert breaking_setting(of(2)) == ""
+
+
+@pytest.mark.parametrize(
+    ("started", "given", "warns"),
+    [
+        ({"SLURM_STEP_NUM_TASKS": "8"}, (), True),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, (), True),
+        ({"SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "8"}, (), False),  # a batch script, which starts torchrun
+        ({"SLURM_STEP_NUM_TASKS": "8", "RANK": "3", "WORLD_SIZE": "8"}, (), False),
+        ({"SLURM_STEP_NUM_TASKS": "8"}, (3, 8), False),
+        ({"SLURM_STEP_NUM_TASKS": ""}, (), False),
+    ],
+)
+def test_tasks_that_know_nothing_of_each_other_are_told_of(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    started: dict[str, str],
+    given: tuple[int, ...],
+    warns: bool,
+) -> None:
+    """A sampler that is made before torch.distributed begins takes all packs for its own, on each rank."""
+    for name in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in started.items():
+        monkeypatch.setenv(name, value)
+    assert ranks_to_deal_to(*given) == (given or (int(started.get("RANK", 0)), int(started.get("WORLD_SIZE", 1))))
+    assert ("all packs are for this process, rank 0 of 1, and " in caplog.text) == warns
 
 
 def deal(num: int, ranks: int, size: int = 1) -> list[list[list[int]]]:

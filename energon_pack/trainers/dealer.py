@@ -1,0 +1,150 @@
+"""Deal the items of epochs to ranks in whole steps, from any place on: what both samplers share."""
+
+import logging
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any, TypeVar
+
+from torch.utils.data import Sampler
+
+from energon_pack.steps.position import Position, State, Taken, numbers_taken_together, positions_of_states
+from energon_pack.steps.topology import Topology
+from energon_pack.trainers.dealt_once import refuse_second_dealing
+
+_log = logging.getLogger(__name__)
+_STATE_METHOD = "state_dict()"
+_AT_END = (
+    "the state is of the end of an epoch: this iteration of the sampler is empty, and the one after has the next epoch"
+    " (a StatefulDataLoader that was saved after its loop goes on with that at once)"
+)
+_NO_WAY_BACK = (
+    "set_epoch(%d) changes nothing: a state was loaded, which goes on with epoch %d (Accelerate counts from 0 in each"
+    " process)"
+)
+Item = TypeVar("Item")
+
+
+class Dealer(Sampler[Item]):
+    """Deals the items of epochs to ranks, in whole steps; all ranks are at the same turn of the same iteration.
+
+    An iteration is one pass over the sampler: the items left over from the epoch before, then its epoch's whole steps.
+    """
+
+    #: what messages call the items
+    _item_word = "packs"
+    #: whether a state from the end of an iteration was loaded, and the next one has not begun
+    _is_at_end: bool
+    #: whether a state was loaded; and whether it was said that an earlier epoch is not gone to
+    _is_resumed, _has_warned = False, False
+
+    def __init__(self, stream: str, topology: Topology, rank: int, states: Sequence[State] = ()):
+        self._beginning = Position(stream, topology, ranks=topology.data_parallel, rank=rank)
+        self._resume_from(states)
+
+    @abstractmethod
+    def _num_items(self, epoch: int, topology: Topology) -> int:
+        """Return the number of items of an epoch for a topology."""
+
+    @abstractmethod
+    def _item(self, epoch: int, index: int, topology: Topology) -> Item:
+        """Return the item at an index of an epoch for a topology."""
+
+    def __iter__(self) -> Iterator[Item]:
+        """Yield the items left in this iteration; if none is left, those of the next one.
+
+        PackError: what reads them deals them to ranks, too.
+        """
+        refuse_second_dealing(type(self).__name__, self._beginning.ranks)
+        is_over, self._is_at_end = self._is_at_end, False
+        if is_over and self._beginning.rank == 0:
+            _log.warning(_AT_END)
+        return iter(()) if is_over else self._remaining_items()
+
+    def _remaining_items(self) -> Iterator[Item]:
+        position = self._upcoming_position()
+        for _ in range(self._num_left(position)):
+            epoch, number = position.epoch, position.number_at()
+            while number < 0:  # left over from an epoch before
+                epoch -= 1
+                number += self._num_items(epoch, position.topology)
+            self._position = position = position.after(1)
+            self._num_given += 1
+            yield self._item(epoch, number, position.topology)
+
+    def __len__(self) -> int:
+        """Number of this rank's items in the current iteration, or in the next one if it has ended."""
+        upcoming = self._upcoming_position()
+        return upcoming.turns.first + self._num_left(upcoming)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the first item of an epoch's iteration, unless this sampler is inside it or was loaded at its end.
+
+        After a state was loaded there is no way back, for Accelerate counts epochs from 0 in each process: the next
+        epoch takes the place of an earlier one.
+        """
+        to = self._position if self._is_at_end else self._upcoming_position()
+        if self._is_resumed and epoch < to.epoch:
+            if self._beginning.rank == 0 and not self._has_warned:
+                _log.warning(_NO_WAY_BACK, epoch, to.epoch)
+            self._has_warned, epoch = True, to.epoch
+        if epoch != to.epoch:
+            self._is_at_end, following = False, self._upcoming_position()
+            to = following if following.epoch == epoch else self._epoch_start_position(epoch)
+        if to != self._position:
+            self._begin_at(to)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from the state of any rank, with any number of ranks: they share the remaining items."""
+        self._resume_from([state])
+
+    def _state_after(self, num: int | None) -> dict[str, Any]:
+        """Return this rank's state after `num` items since it began or was sent to an epoch; None: after all so far."""
+        position = self._position
+        if num is not None:
+            if not 0 <= num <= self._num_given:
+                given = f"{self._num_given} {self._item_word} were given out"
+                raise ValueError(f"num_{self._item_word}={num}: {given} since it was made, loaded or sent to an epoch")
+            position = self._first_position
+            while num > (num_left := self._num_left(position)):
+                num, position = num - num_left, self._next_epoch_position(position)
+            position = position.after(num)
+        return {"position": asdict(position)}
+
+    def _resume_from(self, states: Sequence[State]) -> None:
+        position = here = self._beginning
+        if of_ranks := positions_of_states(states, here, _STATE_METHOD):
+            position = replace(of_ranks[0], rank=here.rank)
+            if any(replace(other, rank=here.rank) != position for other in of_ranks):
+                raise ValueError("states of several steps: give those of one checkpoint")
+            if (position.ranks, position.topology.micro_batches) != (here.ranks, here.topology.micro_batches):
+                taken = numbers_taken_together([replace(position, rank=rank) for rank in range(position.ranks)])
+                position = replace(position, ranks=here.ranks, before=taken, turns=Taken())
+        self._begin_at(position)
+        self._is_at_end = not self._num_left(position)
+        self._is_resumed, self._has_warned = bool(of_ranks), False
+
+    def _begin_at(self, position: Position) -> None:
+        self._first_position = self._position = position
+        self._num_given = 0
+
+    def _upcoming_position(self) -> Position:
+        position = self._position
+        while not self._num_left(position):
+            position = self._next_epoch_position(position)
+        return position
+
+    def _epoch_end(self, position: Position) -> int:
+        start, step = position.before.first, self._beginning.topology.unit_size
+        return start + (self._num_items(position.epoch, position.topology) - start) // step * step
+
+    def _num_left(self, position: Position) -> int:
+        return (self._epoch_end(position) - position.before.first) // position.ranks - position.turns.first
+
+    def _next_epoch_position(self, position: Position) -> Position:
+        left_over = self._num_items(position.epoch, position.topology) - self._epoch_end(position)
+        return replace(position, epoch=position.epoch + 1, before=Taken(-left_over), turns=Taken())
+
+    def _epoch_start_position(self, epoch: int) -> Position:
+        """Return the position at the beginning of an epoch's iteration."""
+        return replace(self._position, epoch=epoch, before=Taken(), turns=Taken())
