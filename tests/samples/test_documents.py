@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from energon_pack.samples.cut import exchange_bounds
+from energon_pack.samples.documents import is_document
 from energon_pack.samples.flavors import PACKED_FLAVORS
 from energon_pack.samples.flavors.fit import contents_that_do_not_fit
 from energon_pack.samples.placeholders import place_media
@@ -77,6 +78,23 @@ def test_an_answer_alone_of_a_pack_stays_an_answer() -> None:
 def test_what_is_no_document(value: dict[str, Any], settings: ReadSettings, said: str) -> None:
     with pytest.raises(Skip, match=said):
         parse_record(value, settings)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"text": "Can you write an intro?", "role": "prompter", "message_id": "m1", "parent_id": None},  # oasst1
+        {"text": "Monopsony is …", "role": "assistant", "message_id": "m2", "parent_id": "m1"},
+        {"text": "Hi", "from": "human"},
+    ],
+)
+def test_a_message_of_a_conversation_is_no_document(message: dict[str, Any]) -> None:
+    """Questions of OpenAssistant were trained, each answer without its question."""
+    with pytest.raises(Skip, match=r"bad_message: text has the role '\w+': it is a message, not a conversation"):
+        parse_record(message, ReadSettings())
+    assert is_document(parse_record(message, AS_DOCUMENTS).messages)
+    for other in ({"role": "teacher"}, {"role": None}, {"role": ["user"]}, {"from": "bob@x.org"}):
+        assert is_document(parse_record({"text": "A page.", **other}, ReadSettings()).messages)
 
 
 def test_media_stand_where_the_text_says() -> None:

@@ -10,9 +10,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from energon_pack.samples.dialects.pairs import question_and_answer_turns, turn, turns_of_prompts_and_captions
-from energon_pack.samples.documents import document_of, text_unless_chat
+from energon_pack.samples.documents import DOCUMENT, document_of, text_unless_chat
 from energon_pack.samples.hint import Hint
-from energon_pack.samples.sample import MESSAGE_KEYS, Message
+from energon_pack.samples.roles import ROLES
+from energon_pack.samples.sample import MESSAGE_KEYS, ROLE_KEYS, Message
 from energon_pack.samples.settings import ReadSettings, SampleType
 from energon_pack.samples.skip import Reason, Skip
 
@@ -129,6 +130,7 @@ _FIELD_ADVICE = (
     "source.messages_key names a field of turns, source.columns.prompt and .response name two of texts; source.map"
     " makes messages of anything else"
 )
+_ROLES_OF_MESSAGES = (*(role for role in ROLES if role != DOCUMENT), "prompter")  # the last is OpenAssistant's
 _BLANKS_AND_PLACEHOLDERS = re.compile(r"<(?:image|video|audio)>|\s+")
 
 
@@ -187,6 +189,8 @@ def fitting_reading(
     first = next(ways, None)
     if first is None or (first.name == "text" and not text_unless_chat(value)):
         return None
+    if first.name == "text":
+        _refuse_message(value)
     columns, others = settings.columns, {*_CONVERSATION_FIELDS.intersection(value).difference(first.keys)}
     is_decided = settings.messages_key or columns.messages or (columns.prompt and columns.response)
     if is_decided or not others or settings.sample_type is SampleType.document:
@@ -206,6 +210,14 @@ def fitting_reading(
             decides = hint if is_known else f"{_DECIDING_SETTINGS} decides"
             raise Skip(Reason.BAD_MESSAGE, f"{what} {decides}", hint if is_known else None)
     return first, {key: [value[key]] for key in sorted(more) if key in others or isinstance(value[key], list)}
+
+
+def _refuse_message(value: Mapping[str, Any]) -> None:
+    """Raise Skip (`bad_message`) for a `text` with a role: one message of a conversation, as OpenAssistant has them."""
+    role = next((value[key] for key in ROLE_KEYS if value.get(key) in _ROLES_OF_MESSAGES), None)
+    if role is not None:
+        advice = "write the messages of each conversation as `messages`; source.sample_type=document trains it alone"
+        raise Skip(Reason.BAD_MESSAGE, f"text has the role {role!r}: it is a message, not a conversation: {advice}")
 
 
 def no_conversation_skip(value: Mapping[str, Any], fields: str) -> Skip:
