@@ -145,7 +145,7 @@ class UserSamples:
             placed = placed_record(record, kinds)
             fields = placed.record.fields
             if settings.media is None:
-                refuse_unread_media(placed.record, [name for name, _ in opened], bool(opened), self._kind_of)
+                refuse_unread_media(placed.record, [name for name, _ in opened], kinds, self._kind_of)
             data = [opened[i][1] for i in placed.order]
             media_found = with_requested_settings(
                 [media_found[i] for i in placed.order],

@@ -33,6 +33,7 @@ class _ForeignKey(NamedTuple):
     reason: Reason = Reason.BAD_MESSAGE
 
 
+_KIND_OF_MEDIA_KEY = {**PART_TYPES, **{key: kind for kind, medium in KINDS.items() for key in medium.keys}}
 #: levels of a record (sample, turn, content part, tool call), with the prefix of their unknown keys
 CALL_PREFIX = "calls[]."
 _LEVEL_PREFIXES = ("", "messages[].", "content[].", CALL_PREFIX)
@@ -180,9 +181,9 @@ def similar_key_hint(unknown: str) -> str:
     return f": did you mean {near}?" if near and not unknown.endswith(near) else ""
 
 
-def is_media_key(key: str) -> bool:
-    """Tell whether a key, of a sample or a content part, names media."""
-    return key in MEDIA_KEYS or key in PART_TYPES
+def kind_of_media_key(key: str) -> str | None:
+    """Return the kind of media that a key, of a sample or a content part, names; None: it names none."""
+    return _KIND_OF_MEDIA_KEY.get(key)
 
 
 def is_known_sample_key(key: str) -> bool:

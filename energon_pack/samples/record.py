@@ -71,6 +71,8 @@ class Record:
     empty_media: Mapping[str, str] = field(default_factory=dict)
     #: whether it is a caption, which says something of a medium
     is_caption: bool = False
+    #: whether it is a question that stands in a field of its own
+    is_question: bool = False
     #: whether the settings leave its tools out
     leaves_out_tools: bool = False
     #: whether nulls of a table were taken out of it
@@ -146,6 +148,7 @@ def parse_rewritten_record(value: Any, settings: ReadSettings, lists_media: bool
         unknown=unknown,
         empty_media=empty_media_keys(value, settings),
         is_caption="caption" in used,
+        is_question=not used.isdisjoint(("question", "questions")),
         leaves_out_tools=is_as_text and (tools is not None or has_calls),
         drops_nulls=without is not None,
     )

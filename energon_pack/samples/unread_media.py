@@ -1,20 +1,28 @@
 """Finds media that a sample holds where nothing reads them: under a key that is misspelt, or another tool's.
 
-    {"imgae": "1.jpg", "messages": […]} ──refuse_unread──► Skip: media_unread: did you mean image?
+    {"imgae": "1.jpg", "messages": […]} ──refuse_unread_media──► Skip: media_unread: did you mean image?
+    {"image_id": 38, "caption": "A bus."} ──refuse_unread_media──► Skip: missing_media
 
 Trained as it is, such a sample loses its media without a word. A name that ends as the name of a medium counts; where
 other things have such names, it is opened.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from energon_pack.samples.dialects.rewrite import parsed_text
 from energon_pack.samples.documents import is_document
 from energon_pack.samples.hint import Hint
-from energon_pack.samples.keys import CALL_PREFIX, is_known_sample_key, is_media_key, similar_key, similar_key_hint
-from energon_pack.samples.media.kinds import KINDS, kind_by_extension
+from energon_pack.samples.keys import (
+    CALL_PREFIX,
+    is_known_sample_key,
+    kind_of_media_key,
+    similar_key,
+    similar_key_hint,
+)
+from energon_pack.samples.lost_media import is_empty_listing
+from energon_pack.samples.media.kinds import KINDS, PART_TYPES, kind_by_extension
 from energon_pack.samples.placeholders import num_text_placeholders
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import MESSAGE_KEYS
@@ -30,6 +38,15 @@ _MAX_LIST_CHARACTERS = 1 << 16  # of a list or an object that is a text
 _INNER_NAME_MARK = "::"  # in the names of media inside files
 #: known keys that may name a medium of a conversation
 _KEYS_OF_FILE_NAMES = ("file_name", "image_id", "video_id", "url", "link")
+_WORD_OF_MEDIUM = r"(?P<image>image|img|photo|picture)|(?P<video>video|clip|youtube|\byt)|(?P<audio>audio|sound|wav)"
+_KEY_OF_PATH = re.compile(f"path|{_WORD_OF_MEDIUM}", re.IGNORECASE)
+#: a key that says which medium it is: `image_id`, `videoID`, `youtube_id`, `audio_path`
+_NAMES_A_MEDIUM = re.compile(
+    rf"(?:{_WORD_OF_MEDIUM})s?[ _-]?(?:id|key|name|path|file[ _-]?(?:name|path)?|ur[il]|link)s?$", re.IGNORECASE
+)
+#: a key that says where something comes from: of a caption, its medium
+_NAMES_AN_ORIGIN = re.compile(r"(?:^|[ _-])(?:file[ _-]?name|ur[il]|link)s?$", re.IGNORECASE)
+_WEB_ADDRESS = re.compile(r"\s*https?://", re.IGNORECASE)
 
 #: opens a value, or what it names; returns the kind of the medium, or None
 KindOf = Callable[[Any], str | None]
@@ -38,8 +55,9 @@ KindOf = Callable[[Any], str | None]
 class _CheckedField(NamedTuple):
     key: str
     value: Any
-    is_near_media_key: bool  # the key is nearly one of media
+    kind: str | None  # of media that the key names, or one that is spelled alike
     is_decided_by_name: bool  # a name that ends as a medium's is enough
+    is_raw: bool  # of a raw text, which may come from any address
 
 
 def media_file_names(fields: Mapping[str, Any]) -> Iterator[str]:
@@ -49,25 +67,45 @@ def media_file_names(fields: Mapping[str, Any]) -> Iterator[str]:
 
 
 def refuse_unread_media(
-    record: Record, read: Sequence[str], has_media: bool, kind_of: KindOf, is_tar: bool = False
+    record: Record, read: Sequence[str], kinds: Collection[str], kind_of: KindOf, is_tar: bool = False
 ) -> None:
-    """Raise Skip (`media_unread`) if a sample has a medium in a field that is not read.
+    """Raise Skip (`media_unread`, `missing_media`) if a sample has a medium in a field that is not read.
 
-    `read`: names of the media that are read. `kind_of`: opens a field's value; returns its kind of media, or None.
+    `read`: names of the media that are read. `kinds`: their kinds. `kind_of`: opens a field's value; returns its kind
+    of media, or None.
     """
-    if is_tar and has_media and record.listed_media is None:  # all media of a tar's sample are read
+    if is_tar and kinds and record.listed_media is None:  # all media of a tar's sample are read
         return
-    for field in _fields_to_check(record, has_media):
+    for field in _fields_to_check(record, kinds):
         for leaf in leaf_values(field.value):
             kind = None if _names_read_medium(leaf, read) else _kind_of_value(leaf, field, kind_of)
             if kind is not None:
-                is_top = "[]" not in field.key and not is_tar
+                is_top = "[]" not in field.key and not is_tar and not field.is_raw
                 columns = f"columns.{KINDS[kind].plural}"
                 is_listing = is_top and _value_may_list_media(field.value)
                 reads = Hint(columns, field.key, "reads it;", keeps=tuple(read)) if is_listing else None
-                raise unread_media_skip(
-                    f"{field.key} has {str(leaf)[:80]!r},", kind, similar_key_hint(field.key), reads
-                )
+                place, rest = f"{field.key} has {str(leaf)[:80]!r},", "the rest" if kinds else "the text alone"
+                raise unread_media_skip(place, kind, similar_key_hint(field.key), reads, rest)
+    if not kinds:
+        _refuse_medium_without_file(record)
+
+
+def _refuse_medium_without_file(record: Record) -> None:
+    """Raise Skip (`missing_media`) if a caption or a question names its medium, and the medium has no file.
+
+    The key of an id or an address says so (`image_id`). A caption is of what its `url` names; a question is not.
+    """
+    if not (record.is_caption or record.is_question):
+        return
+    for key, value in record.fields.items():
+        named = _NAMES_A_MEDIUM.search(str(key)) or (record.is_caption and _NAMES_AN_ORIGIN.search(str(key)))
+        if named and not isinstance(value, bool) and not is_empty_listing(value):
+            ways = "(source.map can name one, source.media=ignore packs the text)"
+            skip = Skip(
+                Reason.MISSING_MEDIA, f"{key} has {str(value)[:80]!r}, which is no file: its medium is lost {ways}"
+            )
+            skip.media_type = named.lastgroup
+            raise skip
 
 
 def _value_may_list_media(value: Any) -> bool:
@@ -77,53 +115,65 @@ def _value_may_list_media(value: Any) -> bool:
     return all(map(_value_may_list_media, value)) if isinstance(value, list | tuple) else True
 
 
-def unread_media_skip(place: str, kind: str, meant: str, reads: Hint | str | None) -> Skip:
+def unread_media_skip(
+    place: str, kind: str, meant: str, reads: Hint | str | None, rest: str = "the text alone"
+) -> Skip:
     """Return the Skip for a sample with a medium that nothing reads.
 
     `place`: where the medium is. `meant`: `: did you mean …?` or empty. `reads`: what reads it, if anything does.
+    `rest`: what is packed without it.
     """
-    ways = f"{reads or ''} source.media=ignore packs the text alone"
+    ways = f"{reads or ''} source.media=ignore packs {rest}"
     hint = reads if isinstance(reads, Hint) else None
     skip = Skip(Reason.MEDIA_UNREAD, f"{place} {KINDS[kind].noun}, and nothing reads it{meant or ':'} {ways}", hint)
     skip.media_type = kind
     return skip
 
 
-def _fields_to_check(record: Record, has_media: bool) -> Iterator[_CheckedField]:
+def _fields_to_check(record: Record, kinds: Collection[str]) -> Iterator[_CheckedField]:
     """Yield the fields of a record, of its turns and of its content parts in which a medium counts.
 
-    If a sample has media, other fields may name them again, or their masks: then only nearly known keys count. If it
-    has none, but placeholders, every field counts. A raw text may come from a file with the name of a medium.
+    If a sample has media (`kinds`), other fields may name them again, or their masks: then only nearly known keys
+    count, and the address of a kind that is read (`image_url`) is where it comes from. If it has none, but
+    placeholders, every field counts. A raw text may come from a file with the name of a medium, unless the key says
+    that it has one (`audio_filepath`).
     """
-    if has_media and not record.unknown:
+    if kinds and not record.unknown:
         return
-    is_raw, has_places = is_document(record.messages), num_text_placeholders(record.messages) > 0
+    has_places = num_text_placeholders(record.messages) > 0
+    is_raw = is_document(record.messages) and not has_places
     for key, value in record.unknown.items():
         if is_known_sample_key(key) or key.startswith(
             CALL_PREFIX
         ):  # another text of the conversation; a file that is called
             continue
-        is_near_media_key = is_media_key(similar_key(key) or key)
-        if is_near_media_key or not has_media:
-            yield _CheckedField(key, value, is_near_media_key, is_near_media_key or has_places or not is_raw)
-    for key, value in () if has_media else record.fields.items():
-        is_near_media_key = is_media_key(key)
-        if (
-            is_known_sample_key(key)
-            and key not in MESSAGE_KEYS
-            and (has_places or is_near_media_key or (key in _KEYS_OF_FILE_NAMES and not is_raw))
-        ):
-            yield _CheckedField(key, value, is_near_media_key, True)
+        kind = kind_of_media_key(similar_key(key) or key)
+        is_origin = kind in kinds and key in PART_TYPES and _holds_addresses(value)
+        if (kind and not is_origin) or not kinds:
+            is_path = _KEY_OF_PATH.search(key) is not None and not _holds_addresses(value)
+            yield _CheckedField(key, value, kind, is_path or kind is not None or not is_raw, is_raw)
+    for key, value in () if kinds else record.fields.items():
+        kind = kind_of_media_key(key)
+        is_name = key in _KEYS_OF_FILE_NAMES and (not is_raw or _KEY_OF_PATH.search(key) is not None)
+        if is_known_sample_key(key) and key not in MESSAGE_KEYS and (has_places or kind or is_name):
+            yield _CheckedField(key, value, kind, True, is_raw)
 
 
 def _kind_of_value(leaf: Any, field: _CheckedField, kind_of: KindOf) -> str | None:
     named = _kind_by_name(leaf)
     if named and field.is_decided_by_name:
         return named
-    if isinstance(leaf, str):
-        may_be = named or field.is_near_media_key or _INNER_NAME_MARK in leaf or kind_by_extension(leaf) is not None
-        return kind_of(leaf) if may_be and len(leaf) <= _MAX_NAME_CHARACTERS and "\n" not in leaf else None
-    return kind_of(leaf)
+    if not isinstance(leaf, str):
+        return kind_of(leaf)
+    if field.kind and not field.is_raw and _WEB_ADDRESS.match(leaf):
+        return field.kind
+    may_be = named or field.kind or _INNER_NAME_MARK in leaf or kind_by_extension(leaf) is not None
+    return kind_of(leaf) if may_be and len(leaf) <= _MAX_NAME_CHARACTERS and "\n" not in leaf else None
+
+
+def _holds_addresses(value: Any) -> bool:
+    """Tell whether all texts in a value are addresses of the web."""
+    return all(isinstance(leaf, str) and _WEB_ADDRESS.match(leaf) for leaf in leaf_values(value))
 
 
 def _names_read_medium(leaf: Any, read: Sequence[str]) -> bool:

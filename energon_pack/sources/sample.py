@@ -77,7 +77,7 @@ def _read_indexed(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSet
         refuse_other_kinds(record, source_key(row.key), listed, looked_at)
         placed = placed_record(record, kinds)
         if settings.media is None:
-            _refuse_unread(reader, shard, row, placed.record, [part.name for part in listed])
+            _refuse_unread(reader, shard, row, placed.record, [part.name for part in listed], kinds)
         opened = [listed[i] for i in placed.order]
         media = _with_requested(reader, shard, opened, [looked_at[i] for i in placed.order], placed.record.fields)
         positions, marks = _read_positions_and_times(reader, shard, placed, row.key, row.parts)
@@ -107,13 +107,15 @@ def _find_media(
     return find_document_pictures(record, settings.missing_media, picture)
 
 
-def _refuse_unread(reader: Reader, shard: Shard, row: IndexRow, record: Record, read: Sequence[str]) -> None:
-    """Raise Skip if a sample has media besides those that are read. `read`: the names of the media that are read."""
-    refuse_unread_media(record, read, bool(read), partial(_kind_of_name, reader, shard, row), shard.media_root is None)
+def _refuse_unread(
+    reader: Reader, shard: Shard, row: IndexRow, record: Record, read: Sequence[str], kinds: Sequence[str]
+) -> None:
+    """Raise Skip if a sample has media besides those that are read. `read`, `kinds`: names and kinds of these."""
     is_mapped = isinstance(shard, TarShard) and shard.field_map is not None  # then the map says what is taken
     for part in () if read or is_mapped else row.parts:  # a medium, although its name does not say so
         if part.name != row.record_part and (kind := _kind_of_part(reader, shard, part)):
             raise unread_media_skip(f"its part {part.name!r} is", kind, "", "`name` lists media;")
+    refuse_unread_media(record, read, kinds, partial(_kind_of_name, reader, shard, row), shard.media_root is None)
 
 
 def _kind_of_name(reader: Reader, shard: Shard, row: IndexRow, name: str) -> str | None:

@@ -79,7 +79,7 @@ def test_a_file_that_a_call_names_is_no_medium_of_the_sample() -> None:
     turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
     read = parse_record(turns, ReadSettings())
     assert read.unknown == {"calls[].file": ["out.png"]}
-    refuse_unread_media(read, [], False, lambda name: "image")
+    refuse_unread_media(read, [], [], lambda name: "image")
 
 
 def test_a_sample_reports_its_first_unknown_keys() -> None:
