@@ -38,12 +38,12 @@ _MAX_LIST_CHARACTERS = 1 << 16  # of a list or an object that is a text
 _INNER_NAME_MARK = "::"  # in the names of media inside files
 #: known keys that may name a medium of a conversation
 _KEYS_OF_FILE_NAMES = ("file_name", "image_id", "video_id", "url", "link")
-_WORD_OF_MEDIUM = r"(?P<image>image|img|photo|picture)|(?P<video>video|clip|youtube|\byt)|(?P<audio>audio|sound|wav)"
-_KEY_OF_PATH = re.compile(f"path|{_WORD_OF_MEDIUM}", re.IGNORECASE)
+_MEDIUM = r"(?:(?P<image>image|img|photo|picture)|(?P<video>video|clip|youtube|\byt)|(?P<audio>audio|sound|wav))s?"
+_REFERENCE = "[ _-]?(?:id|key|name|path|file[ _-]?(?:name|path)?|ur[il]|link)"
 #: a key that says which medium it is: `image_id`, `videoID`, `youtube_id`, `audio_path`
-_NAMES_A_MEDIUM = re.compile(
-    rf"(?:{_WORD_OF_MEDIUM})s?[ _-]?(?:id|key|name|path|file[ _-]?(?:name|path)?|ur[il]|link)s?$", re.IGNORECASE
-)
+_NAMES_A_MEDIUM = re.compile(f"{_MEDIUM}{_REFERENCE}s?$", re.IGNORECASE)
+#: a key of a file, of a raw text, too: `wav`, `audio_filepath`, `path`
+_NAMES_A_FILE = re.compile(f"(?:{_MEDIUM}(?:{_REFERENCE})?|path)s?$", re.IGNORECASE)
 #: a key that says where something comes from: of a caption, its medium
 _NAMES_AN_ORIGIN = re.compile(r"(?:^|[ _-])(?:file[ _-]?name|ur[il]|link)s?$", re.IGNORECASE)
 _WEB_ADDRESS = re.compile(r"\s*https?://", re.IGNORECASE)
@@ -150,11 +150,11 @@ def _fields_to_check(record: Record, kinds: Collection[str]) -> Iterator[_Checke
         kind = kind_of_media_key(similar_key(key) or key)
         is_origin = kind in kinds and key in PART_TYPES and _holds_addresses(value)
         if (kind and not is_origin) or not kinds:
-            is_path = _KEY_OF_PATH.search(key) is not None and not _holds_addresses(value)
+            is_path = _NAMES_A_FILE.search(key) is not None and not _holds_addresses(value)
             yield _CheckedField(key, value, kind, is_path or kind is not None or not is_raw, is_raw)
     for key, value in () if kinds else record.fields.items():
         kind = kind_of_media_key(key)
-        is_name = key in _KEYS_OF_FILE_NAMES and (not is_raw or _KEY_OF_PATH.search(key) is not None)
+        is_name = key in _KEYS_OF_FILE_NAMES and (not is_raw or _NAMES_A_FILE.search(key) is not None)
         if is_known_sample_key(key) and key not in MESSAGE_KEYS and (has_places or kind or is_name):
             yield _CheckedField(key, value, kind, True, is_raw)
 
