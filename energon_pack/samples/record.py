@@ -203,8 +203,9 @@ def _normalized_messages(value: Any) -> list[Message]:
         for each in _normalized_turns(message, index):
             if PART_WEIGHTS in each:
                 check_part_weights(each, index)
-            before, spelled = messages[-1:], message.get(key_of_synonyms(message, ROLE_KEYS))
-            if "tool_calls" in each and (both := joined_calls(before[0] if before else None, each, spelled)):
+            before = messages[-1] if messages else None
+            spelled = message.get(key_of_synonyms(message, ROLE_KEYS))
+            if "tool_calls" in each and (both := joined_calls(before, each, spelled)):
                 messages[-1] = both
             else:
                 messages.append(each)
