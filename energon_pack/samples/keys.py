@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from energon_pack.samples.dialects.lost_texts import OPTIONS_KEYS
 from energon_pack.samples.dialects.pairs import without_pair_keys
 from energon_pack.samples.media.kinds import KINDS, MEDIA_KEYS, PART_TYPES
 from energon_pack.samples.media.medium import RATE_KEYS, SETTING_KEYS
@@ -88,7 +89,8 @@ _HARMLESS_KEYS: tuple[Mapping[str, str], ...] = (
         **dict.fromkeys(("clip_b32_similarity_score", "clip_l14_similarity_score"), "DataComp: an image"),
         **dict.fromkeys(("general_metadata", "similarity_matrix", "could_have_url_duplicate"), "OBELICS, MMC4: a page"),
         **dict.fromkeys(("channel",), "ms-swift: the group in which the loss is logged"),
-        **dict.fromkeys(("solution", "ground_truth", "reward_model", "ability", "verifier"), "for rewards"),
+        **dict.fromkeys(("reward_model", "ability", "verifier"), "for rewards"),
+        **dict.fromkeys(("solution", "ground_truth"), "for rewards, unless longer than the answer (`lost_texts`)"),
         **dict.fromkeys(("prompt", "completion", "instruction", "input", "output"), "the conversation in another form"),
         **dict.fromkeys(("query", "response", "history"), "the conversation in another form"),
         **dict.fromkeys(("model", "temperature", "top_p", "max_tokens", "seed", "stop", "n", "user"), "of a request"),
@@ -167,6 +169,8 @@ _KNOWN_KEYS = tuple(read.union(harmless) for read, harmless in zip(_READ_KEYS, _
 @lru_cache(4096)
 def similar_key(unknown: str) -> str | None:
     """Return the key that is spelled most like an unknown one (`image` for `imgae`); None: no key is spelled alike."""
+    if unknown in OPTIONS_KEYS:
+        return None
     level = max(number for number, prefix in enumerate(_LEVEL_PREFIXES) if unknown.startswith(prefix))
     known = sorted(_READ_KEYS[level].union(MEDIA_KEYS if _LEVEL_PREFIXES[level] != CALL_PREFIX else ()))
     return next(

@@ -123,6 +123,7 @@ FORMS = [
     Form("query/response", _query("query", "response"), row="query and response"),
     Form("prompt/response", _query("prompt", "response"), row="prompt and response"),
     Form("question/response", _query("question", "response"), row="question and response"),
+    Form("instruction/response", _query("instruction", "response"), row="instruction and response"),
     Form("prompt/completion, turns", _trl, row="prompt and completion"),
     Form(
         "prompt/completion, texts",

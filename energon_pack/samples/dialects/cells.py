@@ -18,7 +18,7 @@ from energon_pack.samples.skip import Reason, Skip
 #: fields of texts and their answers, of which one may be turns if the other is
 _PROMPTED_FIELDS = ("prompt", "completion")
 #: fields of several texts
-_TEXTS_FIELDS = ("questions", "answers", "prompts", "captions")
+_TEXTS_FIELDS = ("questions", "answers", "prompts", "captions", "caption")
 _QUOTED = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
 #: how numpy prints a list of texts, some of which may be missing or left out
 _NUMPY_TEXTS = re.compile(rf"\s*\[\s*(?:None\s+)*{_QUOTED}(?:\s+(?:{_QUOTED}|None|\.\.\.))+\s*\]\s*", re.DOTALL)
@@ -64,10 +64,10 @@ def _is_list_of(value: Any, kind: type) -> bool:
 
 
 def _are_texts(value: Any) -> bool:
-    """Tell whether a value is a list of texts; a text: if numpy wrote it."""
+    """Tell whether a value is a list of texts, or of objects with an `answer`; a text: if numpy wrote it."""
     if isinstance(value, str):
         return _NUMPY_TEXTS.fullmatch(value) is not None
-    return _is_list_of(value, str)
+    return _is_list_of(value, str) or (_is_list_of(value, dict) and all("answer" in item for item in value))
 
 
 def _are_turns(value: Any, settings: ReadSettings) -> bool:

@@ -28,6 +28,15 @@ def question_and_answer_turns(question: Any, answer: Any) -> list[Message]:
     return [turn("user", question), turn("assistant", answer)]
 
 
+def first_answer(answer: Any) -> Any:
+    """Return the first of several answers, or the only one; of `{"answer": …}`, as VQAv2 has each in a list, its text.
+
+    An empty list is returned as it is.
+    """
+    first = answer[0] if isinstance(answer, list) and answer else answer
+    return first["answer"] if first is not answer and isinstance(first, Mapping) and "answer" in first else first
+
+
 def turns_of_pair(message: Mapping[str, Any], index: int) -> list[Message] | None:
     """Return the question and the answer of one entry as turns; None: it has not one key of each.
 
@@ -38,8 +47,8 @@ def turns_of_pair(message: Mapping[str, Any], index: int) -> list[Message] | Non
     if len(asks) != 1 or len(answers) != 1:
         return None
     answer = message[answers[0]]
-    if answers[0] == "answers" and isinstance(answer, list) and answer:
-        answer = answer[0]
+    if answers[0] == "answers" and answer:
+        answer = first_answer(answer)
     for key, text in ((asks[0], message[asks[0]]), (answers[0], answer)):
         if not isinstance(text, str):
             raise Skip(Reason.BAD_MESSAGE, f"message {index} has a {key} that is no text: {str(text)[:80]}")

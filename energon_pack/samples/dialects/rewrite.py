@@ -14,6 +14,7 @@ from tokenize import STRING, generate_tokens
 from typing import Any
 
 from energon_pack.samples.dialects.interleaved import INTERLEAVED_FIELDS, with_document_as_messages
+from energon_pack.samples.dialects.lost_texts import refuse_unread_options
 from energon_pack.samples.dialects.pairs import question_and_answer_turns
 from energon_pack.samples.dialects.table import TURN_FIELDS
 from energon_pack.samples.keys import without_synonyms
@@ -136,6 +137,7 @@ def rename_fields_and_roles(value: Any, settings: ReadSettings) -> Any:
         if not asked or not (answered or answered == ""):
             ours = "response" if asked else "prompt"
             raise Skip(Reason.BAD_MESSAGE, f"source.columns.{ours}={columns[ours]}: the field is empty")
+        refuse_unread_options(value, asked, answered)
         return {**value, "messages": question_and_answer_turns(asked, answered)}
     keys = {"role": settings.columns.role, "content": settings.columns.content}
     roles = {name: ours for ours in _RENAMED_ROLES if (name := getattr(settings.roles, ours)) is not None}

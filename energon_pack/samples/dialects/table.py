@@ -4,18 +4,28 @@ A dialect is recognised by its fields alone: all of them are there, and none is 
 things are an error of the sample, never a choice. To add a dialect, add a row to `DIALECTS`.
 """
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from energon_pack.samples.dialects.pairs import question_and_answer_turns, turn, turns_of_prompts_and_captions
+from energon_pack.samples.dialects.lost_texts import (
+    are_contained,
+    normalized_texts,
+    refuse_lost_texts,
+    thoughts_beside,
+)
+from energon_pack.samples.dialects.pairs import (
+    first_answer,
+    question_and_answer_turns,
+    turn,
+    turns_of_prompts_and_captions,
+)
 from energon_pack.samples.documents import DOCUMENT, document_of, text_unless_chat
 from energon_pack.samples.hint import Hint
 from energon_pack.samples.roles import ROLES
 from energon_pack.samples.sample import MESSAGE_KEYS, ROLE_KEYS, Message
 from energon_pack.samples.settings import ReadSettings, SampleType
-from energon_pack.samples.skip import Reason, Skip
+from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
 
 #: fields that hold ordinary turns, or pairs, under other names than `messages`
 TURN_FIELDS = ("conversation", "dialog", "dialogue", "turns")
@@ -36,7 +46,7 @@ class Dialect(NamedTuple):
 
 
 def turns_of_instruction(value: Mapping[str, Any], dialect: Dialect) -> list[Message]:
-    """Make turns of an instruction (joined with its `input`) and an answer, after the turns of its `history`."""
+    """Make turns of an instruction (joined with its input) and an answer, after the turns of its `history`."""
     answer = _text_field(value, dialect.required_fields[1], dialect)
     return [*turns_of_question(value, dialect), turn("assistant", answer)]
 
@@ -47,10 +57,13 @@ def turns_of_question(value: Mapping[str, Any], dialect: Dialect) -> list[Messag
     A line break joins these two (LLaMA-Factory, ms-swift); an empty one is left out.
 
     Raises:
-        Skip: `bad_message`: one of them is no text, both are empty, or the history has another form.
+        Skip: `bad_message`: one of them is no text, both are empty, there are two inputs, or the history has another
+            form.
     """
     asks, pairs = dialect.required_fields[0], value.get("history") or []
-    texts = [_text_field(value, key, dialect) for key in (asks, *dialect.optional_fields) if key != "history"]
+    inputs = [key for key in dialect.optional_fields if key != "history"]
+    value_of_synonyms(value, inputs)
+    texts = [_text_field(value, asks, dialect), *dict.fromkeys(_text_field(value, key, dialect) for key in inputs)]
     if not any(texts):
         raise _other_form_skip(dialect, asks, value.get(asks))
     is_history = isinstance(pairs, list) and all(
@@ -108,12 +121,15 @@ def _other_form_skip(dialect: Dialect, key: str, value: Any) -> Skip:
     )
 
 
+#: what an instruction is joined with: alpaca's input, which Dolly calls context
+_BESIDE_INSTRUCTION = ("input", "context", "history")
 DIALECTS = (
-    Dialect("alpaca", ("instruction", "output"), turns_of_instruction, ("input", "history")),
+    Dialect("alpaca", ("instruction", "output"), turns_of_instruction, _BESIDE_INSTRUCTION),
     Dialect("query and response", ("query", "response"), turns_of_instruction, ("history",)),
     Dialect("prompt and completion", ("prompt", "completion"), turns_of_prompt_and_completion),
     Dialect("prompt and response", ("prompt", "response"), turns_of_instruction, ("history",)),
     Dialect("question and response", ("question", "response"), turns_of_instruction, ("history",)),
+    Dialect("instruction and response", ("instruction", "response"), turns_of_instruction, _BESIDE_INSTRUCTION),
     *(
         Dialect(f"{asks} and {answers}", (asks, answers), turns_of_parallel_lists, is_vqa=True)
         for asks in ("questions", "question")
@@ -125,13 +141,14 @@ DIALECTS = (
 #: fields of a conversation, or of a part of one, beside those of turns
 _DIALECT_FIELDS = frozenset(key for dialect in DIALECTS for key in (*dialect.required_fields, *dialect.optional_fields))
 _CONVERSATION_FIELDS = _DIALECT_FIELDS | {*MESSAGE_KEYS, "prompts", "captions", "caption", "context", "text"}
+#: lists of these beside a conversation are remarks
+_LISTS_BESIDE = ("answers", "context")
 _DECIDING_SETTINGS = "source.sample_type, or source.columns.prompt with source.columns.response,"
 _FIELD_ADVICE = (
     "source.messages_key names a field of turns, source.columns.prompt and .response name two of texts; source.map"
     " makes messages of anything else"
 )
 _ROLES_OF_MESSAGES = (*(role for role in ROLES if role != DOCUMENT), "prompter")  # the last is OpenAssistant's
-_BLANKS_AND_PLACEHOLDERS = re.compile(r"<(?:image|video|audio)>|\s+")
 
 
 class ConversationReading(NamedTuple):
@@ -158,9 +175,9 @@ def possible_readings(value: Mapping[str, Any], settings: ReadSettings) -> Itera
             yield ConversationReading(
                 "prompts and captions", ("prompts", "captions"), partial(turns_of_prompts_and_captions, value)
             )
-    if kind in (auto, SampleType.captioning) and isinstance(caption := value.get("caption"), str):
-        asked = question_and_answer_turns(settings.caption_prompt, caption.strip())
-        yield ConversationReading("caption", ("caption",), lambda: asked)
+    is_caption, caption = kind in (auto, SampleType.captioning), value.get("caption")
+    if is_caption and isinstance(caption, str):
+        yield _caption_reading(caption, settings)
     if kind in (auto, SampleType.vqa) and (written := _single_question_reading(value)):
         yield written
     for dialect in DIALECTS if kind in (auto, SampleType.chat, SampleType.vqa) else ():
@@ -173,6 +190,8 @@ def possible_readings(value: Mapping[str, Any], settings: ReadSettings) -> Itera
         yield ConversationReading("text", ("text",), partial(document_of, text))
     if kind in (auto, SampleType.vqa) and (written := _single_question_reading(value, is_answered=False)):
         yield written
+    if is_caption and isinstance(caption, list) and isinstance(first_answer(caption), str):  # Flickr30k: the first
+        yield _caption_reading(first_answer(caption), settings)
 
 
 def fitting_reading(
@@ -191,25 +210,61 @@ def fitting_reading(
         return None
     if first.name == "text":
         _refuse_message(value)
-    columns, others = settings.columns, {*_CONVERSATION_FIELDS.intersection(value).difference(first.keys)}
-    is_decided = settings.messages_key or columns.messages or (columns.prompt and columns.response)
-    if is_decided or not others or settings.sample_type is SampleType.document:
+    if settings.sample_type is SampleType.document:
         return first, {}
-    said = _normalized_texts([value[key] for key in first.keys])
-    texts = {key: _normalized_texts(value[key]) for key in others}
-    more = {key for key, own in texts.items() if not _are_contained(own, said)}
-    others = {key for key in more if not _are_contained(said, texts[key])}
-    lists = [key for key in sorted(others & _DIALECT_FIELDS) if isinstance(value[key], list) and key != "answers"]
-    rest = [*((way.name, way.keys) for way in ways), *((key, (key,)) for key in lists)] if others else []
-    for name, keys in rest:
-        is_text = len(keys) == 1 and isinstance(value[keys[0]], str) and keys[0] not in ("caption", "text")
-        if not is_text and not others.isdisjoint(keys):
+    columns, others = settings.columns, {*_CONVERSATION_FIELDS.intersection(value).difference(first.keys)}
+    said = normalized_texts([value[key] for key in first.keys]) if others else set()
+    texts = {key: normalized_texts(value[key]) for key in others}
+    more = {key for key, own in texts.items() if not are_contained(own, said)}
+    others = {key for key in more if not are_contained(said, texts[key])}
+    if not (settings.messages_key or columns.messages or (columns.prompt and columns.response)):
+        if others:
+            _refuse_second_reading(value, first, ways, others)
+        if _is_question_and_answer(value, first):
+            refuse_lost_texts(value, first.keys, more)
+    return _with_thoughts(value, first), {
+        key: [value[key]] for key in sorted(more) if key in others or isinstance(value[key], list)
+    }
+
+
+def _refuse_second_reading(
+    value: Mapping[str, Any], first: ConversationReading, ways: Iterator[ConversationReading], others: set[str]
+) -> None:
+    """Raise Skip (`bad_message`) if a record can be read in another way, too; `others`: fields with other texts."""
+    lists = [
+        key for key in sorted(others & _DIALECT_FIELDS) if isinstance(value[key], list) and key not in _LISTS_BESIDE
+    ]
+    for name, keys in (*((way.name, way.keys) for way in ways), *((key, (key,)) for key in lists)):
+        is_text = isinstance(value[keys[0]], str)
+        is_remark = len(keys) == 1 and is_text != (keys[0] in ("caption", "text"))  # a text, or a list of captions
+        if not is_remark and not others.isdisjoint(keys):
             hint = Hint("messages_key", first.keys[0], "decides", "source.map decides")
             is_known = first.name in MESSAGE_KEYS
             what = f"it can be read as {first.name!r} and as {name!r}, which say different things:"
             decides = hint if is_known else f"{_DECIDING_SETTINGS} decides"
             raise Skip(Reason.BAD_MESSAGE, f"{what} {decides}", hint if is_known else None)
-    return first, {key: [value[key]] for key in sorted(more) if key in others or isinstance(value[key], list)}
+
+
+def _is_question_and_answer(value: Mapping[str, Any], reading: ConversationReading) -> bool:
+    """Tell whether the first two fields of a reading are questions and their answers: texts, not turns."""
+    asked = value[reading.keys[0]]
+    return len(reading.keys) > 1 and not (isinstance(asked, list) and any(isinstance(item, dict) for item in asked))
+
+
+def _with_thoughts(value: Mapping[str, Any], reading: ConversationReading) -> ConversationReading:
+    """Return a reading of one answer with the thoughts that stand beside it in the record."""
+    thoughts = thoughts_beside(value)
+    if not thoughts or len(reading.keys) < 2 or not isinstance(value[reading.keys[0]], str):
+        return reading
+    said = normalized_texts(value[reading.keys[1]])
+    unsaid = {key: thought for key, thought in thoughts.items() if not are_contained(normalized_texts(thought), said)}
+
+    def turns() -> list[Message]:
+        *before, answer = reading.make_turns()
+        return [*before, {**answer, **unsaid}]
+
+    consumed = reading.keys if reading.consumed_keys is None else reading.consumed_keys
+    return reading._replace(keys=(*reading.keys, *thoughts), make_turns=turns, consumed_keys=(*consumed, *thoughts))
 
 
 def _refuse_message(value: Mapping[str, Any]) -> None:
@@ -235,6 +290,11 @@ def no_conversation_skip(value: Mapping[str, Any], fields: str) -> Skip:
     return Skip(Reason.NO_MESSAGES, f"no {fields} among {sorted(value)[:8]} ({hint or _FIELD_ADVICE})", hint)
 
 
+def _caption_reading(caption: str, settings: ReadSettings) -> ConversationReading:
+    asked = question_and_answer_turns(settings.caption_prompt, caption.strip())
+    return ConversationReading("caption", ("caption",), lambda: asked)
+
+
 def _single_question_reading(value: Mapping[str, Any], is_answered: bool = True) -> ConversationReading | None:
     """Read one question with one or several answers; the first answer is taken, and the record keeps a list of them.
 
@@ -246,30 +306,11 @@ def _single_question_reading(value: Mapping[str, Any], is_answered: bool = True)
     )
     if not asks or not answers:
         return None
-    listed = value[answers] if isinstance(value[answers], list) else [value[answers]]
+    answer, are_several = first_answer(value[answers]), isinstance(value[answers], list) and len(value[answers]) > 1
 
     def turns() -> list[Message]:
-        if not isinstance(listed[0], str):
-            raise Skip(Reason.BAD_MESSAGE, f"{answers} is not text: {listed[0]!r}")
-        return question_and_answer_turns(value[asks], listed[0])
+        if not isinstance(answer, str):
+            raise Skip(Reason.BAD_MESSAGE, f"{answers} is not text: {str(answer)[:80]} (source.map can make it one)")
+        return question_and_answer_turns(value[asks], answer)
 
-    return ConversationReading(f"{asks} and {answers}", (asks, answers), turns, (asks,) if len(listed) > 1 else None)
-
-
-def _normalized_texts(value: Any) -> set[str]:
-    """Return all texts of turns, pairs or lists, without their blanks and placeholders."""
-    texts, waiting = set[str](), [value]
-    while waiting:
-        item = waiting.pop()
-        if isinstance(item, str):
-            texts.add(_BLANKS_AND_PLACEHOLDERS.sub("", item))
-        elif isinstance(item, Mapping):
-            waiting += [item[key] for key in ("content", "value", "text") if key in item] or item.values()
-        elif isinstance(item, list):
-            waiting += item
-    return texts
-
-
-def _are_contained(texts: set[str], others: set[str]) -> bool:
-    whole = "\0".join(others)
-    return all(text in whole for text in texts)
+    return ConversationReading(f"{asks} and {answers}", (asks, answers), turns, (asks,) if are_several else None)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from energon_pack.samples.dialects.lost_texts import refuse_unread_options
 from energon_pack.samples.dialects.pictures import refuse_url
 from energon_pack.samples.dialects.rewrite import rewrite_record, with_our_names, with_renamed_turns
 from energon_pack.samples.dialects.table import Dialect, turns_of_question
@@ -230,7 +231,9 @@ def _renamed_fields(value: Mapping[str, Any], rows: RowSettings, settings: ReadS
     is_asked = answer is not None or any(isinstance(value.get(key), str) and value[key] for key in ("prompt", "query"))
     if "prompt" in columns and "prompt" in value and not value.get("messages") and is_asked:
         answers = [] if answer is None else [{"role": "assistant", "content": answer}]
-        value["messages"] = [*_OF_COLUMNS.make_turns(value, _OF_COLUMNS), *answers]
+        turns = _OF_COLUMNS.make_turns(value, _OF_COLUMNS)
+        refuse_unread_options(value, turns[-1]["content"], answer)
+        value["messages"] = [*turns, *answers]
         value = {key: item for key, item in value.items() if key not in ("prompt", "query", "response", "history")}
     if not rows.tags:
         return value
