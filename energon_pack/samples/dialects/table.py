@@ -61,9 +61,10 @@ def turns_of_question(value: Mapping[str, Any], dialect: Dialect) -> list[Messag
             form.
     """
     asks, pairs = dialect.required_fields[0], value.get("history") or []
-    inputs = [key for key in dialect.optional_fields if key != "history"]
+    asked = _text_field(value, asks, dialect)
+    inputs = [key for key in dialect.optional_fields if key != "history" and not _is_said(value, key, asked)]
     value_of_synonyms(value, inputs)
-    texts = [_text_field(value, asks, dialect), *dict.fromkeys(_text_field(value, key, dialect) for key in inputs)]
+    texts = [asked, *dict.fromkeys(_text_field(value, key, dialect) for key in inputs)]
     if not any(texts):
         raise _other_form_skip(dialect, asks, value.get(asks))
     is_history = isinstance(pairs, list) and all(
@@ -73,6 +74,11 @@ def turns_of_question(value: Mapping[str, Any], dialect: Dialect) -> list[Messag
         raise _other_form_skip(dialect, "history", pairs)
     earlier = [message for pair in pairs for message in question_and_answer_turns(*pair)]
     return [*earlier, turn("user", "\n".join(filter(None, texts)))]
+
+
+def _is_said(value: Mapping[str, Any], key: str, asked: str) -> bool:
+    """Tell whether an instruction holds its context already, or the context is a number."""
+    return key == "context" and are_contained(normalized_texts(value.get(key)), normalized_texts(asked))
 
 
 def turns_of_prompt_and_completion(value: Mapping[str, Any], dialect: Dialect) -> list[Any]:
@@ -218,10 +224,12 @@ def fitting_reading(
     more = {key for key, own in texts.items() if not are_contained(own, said)}
     others = {key for key in more if not are_contained(said, texts[key])}
     if not (settings.messages_key or columns.messages or (columns.prompt and columns.response)):
-        if others:
+        if "instruction" not in others and others:
             _refuse_second_reading(value, first, ways, others)
         if _is_question_and_answer(value, first):
             refuse_lost_texts(value, first.keys, more)
+        if "instruction" in others:
+            _refuse_second_reading(value, first, ways, others)
     return _with_thoughts(value, first), {
         key: [value[key]] for key in sorted(more) if key in others or isinstance(value[key], list)
     }
