@@ -116,19 +116,17 @@ def test_what_settings_leave_out_is_listed(value: dict[str, Any], settings: Read
 # ------------------------------------------------------------------------------------------------- longer answers
 
 
-@pytest.mark.parametrize("key", ["solution", "ground_truth"])
 @pytest.mark.parametrize(
     ("asks", "answers"), [("question", "answer"), ("instruction", "output"), ("prompt", "response")]
 )
-def test_a_longer_answer_than_the_one_that_is_read_costs_the_sample(key: str, asks: str, answers: str) -> None:
+def test_a_longer_answer_than_the_one_that_is_read_costs_the_sample(asks: str, answers: str) -> None:
     """LIMO's solutions were dropped without a word, and its numbers trained."""
-    value = {asks: "Find x: x + 1 = 2", key: LONG, answers: "1"}
+    value = {asks: "Find x: x + 1 = 2", "solution": LONG, answers: "1"}
     said = said_of(value)
-    assert (
-        f"{key} is a longer answer than {answers}: source.columns.prompt={asks} source.columns.response={key}" in said
-    )
-    assert f"trains it, and source.columns.response={answers} the other" in said
-    assert texts(value, named(asks, key)) == ["Find x: x + 1 = 2", LONG]
+    assert f"solution is a longer answer than {answers}: source.columns.prompt={asks}" in said
+    assert "source.columns.response=solution trains it" in said
+    assert f"and source.columns.response={answers} the other" in said
+    assert texts(value, named(asks, "solution")) == ["Find x: x + 1 = 2", LONG]
     assert texts(value, named(asks, answers)) == ["Find x: x + 1 = 2", "1"]
 
 
@@ -145,6 +143,9 @@ def test_columns_are_no_advice_where_they_would_lose_a_text() -> None:
         {"question": "q", "answer": "a", "solution": "<answer> a </answer>", "ground_truth": "$\\boxed{a}$"},
         {"question": "q", "answer": "a", "solution": ""},
         {"question": "q", "answer": "a", "ground_truth": {"target": ["a", "an a"]}},
+        {"question": "q", "answer": "a", "ground_truth": "x1=3, y1=4, x2=10, y2=22, label=a"},
+        {"question": "q", "answer": "a", "solution": "a, by the second law"},
+        {"question": "q", "answer": "a", "solution": "def add(one, two): return one + two"},  # another answer
         {"messages": TURNS, "solution": LONG},
         {"problem": "q", "solution": LONG, "answer": "a", "messages": TURNS},  # OpenR1
     ],
@@ -180,6 +181,9 @@ def test_a_solution_for_rewards_costs_nothing(value: dict[str, Any]) -> None:
             "'B' points",
         ),
         ({"question": "Which?", "options": "['cat', 'dog']", "answer": "B"}, "points at options"),  # MMMU, as a text
+        ({"question": "Which?", "options": "A. cat\nB. dog", "answer": "B"}, "points at options"),
+        ({"question": "Which?", "options": '{"A": "cat", "B": "dog"}', "answer": "B"}, "points at options"),
+        ({"question": "Which?", "options": [3, 4], "answer": "Answer: $\\boxed{B}$"}, "points at options"),
         (
             {"instruction": "Choose.", "input": "Which?", "options": ["A) cat", "B) dog"], "output": "A"},
             "points at options",
@@ -196,6 +200,9 @@ def test_an_answer_that_points_at_unread_options_costs_the_sample(value: dict[st
     [
         ({"question": "Which? A. cat\nB. dog", "options": ["cat", "dog"], "answer": "A"}, "A"),
         ({"question": "Which? (A) cat (B) dog", "options": ["A. cat", "B. dog"], "answer": "B"}, "B"),
+        ({"question": "Which? (A) Cat; (B) Bob's dog.", "options": ["A) cat", "B) Bob's dog"], "answer": "B"}, "B"),
+        ({"question": "哪个: A、猫 B、狗", "options": ["A\uff0e猫", "B\uff1a狗"], "answer": "B"}, "B"),
+        ({"question": "Which letter?", "options": "['A', 'B']", "answer": "B"}, "B"),
         ({"question": "How many?", "options": ["4", "5"], "answer": "4"}, "4"),
         ({"question": "How many?", "options": "['4', '5']", "answer": "4"}, "4"),
         ({"question": "How many?", "options": [3, 4], "answer": "4"}, "4"),
@@ -217,7 +224,7 @@ def test_options_are_looked_for_where_settings_name_the_question_too() -> None:
     with pytest.raises(Skip, match="points at A, B"):
         parse_row(value, rows, AUTO)
     video = {"problem": "Which?", "options": ["A. cat", "B. dog"], "solution": "<answer>A</answer>"}
-    assert "the answer 'A' points at options" in said_of(video, named("problem", "solution"))
+    assert "the answer '<answer>A</answer>' points at options" in said_of(video, named("problem", "solution"))
 
 
 def test_options_are_no_misspelt_captions() -> None:
@@ -252,12 +259,13 @@ def test_thoughts_are_read_once_and_as_they_are_meant() -> None:
     repeated = {"prompt": "q", "response": "<think>Hm.</think>a", "reasoning": "Hm."}
     assert read(repeated).messages[1] == {"role": "assistant", "content": "<think>Hm.</think>a"}
     assert "thinking is 'Oh.' and reasoning 'Hm.': two spellings" in said_of(value | {"thinking": "Oh."})
-    assert "has a reasoning that is no text" in said_of(value | {"reasoning": ["Hm.", "Oh."]})
-    for remark in ("on", "off", True, 3):
-        assert (read(value | {"reasoning": remark}).messages[-1], read(value | {"reasoning": remark}).unknown) == (
-            TURNS[1],
-            {"reasoning": [remark]},
-        )
+    for remark in ("on", "multi-hop", "causal reasoning", "spatial, temporal", True, 3, ["Hm.", "Oh."]):
+        other = read(value | {"reasoning": remark})
+        assert (other.messages[-1], other.unknown) == (TURNS[1], {"reasoning": [remark]})
+    thinks = read({"prompt": "q", "response": "<think>Hm.</think>a", "reasoning": "It is rated well: it is short."})
+    assert thinks.messages[1] == {"role": "assistant", "content": "<think>Hm.</think>a"}
+    assert [*thinks.unknown] == ["reasoning"]
+    assert texts({"question": "q", "answer": "1", "reasoning": LONG, "solution": LONG}) == ["q", "1"]
     unread = read({"q": "q", "a": "a", "reasoning": "Hm."}, named("q", "a"))
     assert (unread.messages, unread.unknown) == (TURNS, {"reasoning": ["Hm."]})
     assert read({"messages": TURNS, "reasoning": "on"}).messages == TURNS

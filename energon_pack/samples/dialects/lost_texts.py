@@ -1,7 +1,7 @@
 """Finds texts beside a question and its answer that the fields which are read do not hold. Pure.
 
     {"question": "How many heads?", "context": "CREATE TABLE head …", "answer": "SELECT …"}   a part of the question
-    {"question": "x + 1 = 2?", "solution": "We subtract 1 on both sides …", "answer": "1"}    a longer answer
+    {"question": "x + 1 = 2?", "solution": "We subtract 1 on both sides: …", "answer": "1"}     a longer answer
     {"question": "Which one barks?", "options": ["cat", "dog"], "answer": "B"}                what the answer points at
 
 Each costs the sample, by name: without them a question can't be answered, or the lesser answer is trained.
@@ -18,30 +18,20 @@ from energon_pack.samples.skip import Reason, Skip
 
 #: fields that are a part of a question: what is to be done, and with what
 _PARTS_OF_QUESTION = ("instruction", "input", "context")
-#: fields that rewards compare an answer with; one that is longer is an answer itself
-_SOLUTION_KEYS = ("solution", "ground_truth")
+#: how a table says that a question has no context or input
+_NOTHING = frozenset(("", "n/a", "none", "null", "nan", "-", "<noinput>"))
 #: fields of all options of a question, and of one
 OPTIONS_KEYS = ("options", "choices")
 _OPTION_KEY = re.compile(r"(?:choice|option)_?[A-Ha-h1-8]|[A-H]")
-_LABEL = re.compile(r"(?:(?:choice|option)_?)?[A-Ha-h0-9]")
-#: keys of the text of an option that is an object
-_TEXT_OF_OPTION_KEYS = ("text", "content", "value")
-#: an answer that is the letter or the number of an option, and how an option begins with its letter
-_POINTER = re.compile(r"[(\[]?([A-Za-z]|\d)[)\].:]*")
-_MAX_POINTER_CHARS = 100  # with the marks of rewards
-_LETTER_OF_OPTION = re.compile(r"\(?(?<!\w)[A-Za-z]\s?[).:、．：-]\s*")
-#: a text in a list that is a text, as a table has it; a key of an object has a colon behind it
-_QUOTED = re.compile(r"""(?:'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)")(\s*:)?""")
-#: what stands around an answer for a reward: `<answer>$\boxed{4}$</answer>`
-_MARKS_OF_REWARDS = re.compile(r"</?answer>|\\boxed|[{}$]")
+#: what divides options that are one text, as `['cat', 'dog']` of a table, and the letter before one: `A. cat`
+_BETWEEN_OPTIONS = re.compile(r"""['"\[\]{}\n]|\(?(?<!\w)[A-Za-z]['"]?\s?[).:\u3001\uff0e\uff1a-]""")
+_WORD = re.compile(r"[a-z0-9_]+|\w")
+#: words around an answer for a reward: `<answer>$\boxed{4}$</answer>`
+_WORDS_OF_REWARDS = ("answer", "boxed")
+_MIN_MORE_CHARS = 20  # of a solution than of the answer in it: `5 metres` is no solution
 _BLANKS_AND_PLACEHOLDERS = re.compile(r"<(?:image|video|audio)>|\s+")
-#: a thought that is one word says how much is thought, or of which kind: `on`, `high`, `multi-hop`
-_ONE_WORD = re.compile(r"\s*[A-Za-z0-9_/-]*\s*")
-#: how a table says that a question has no context or input
-_NOTHING = frozenset(("", "n/a", "na", "none", "null", "nan", "-", "<noinput>", "noinput"))
-#: a field for rewards that is longer than a short answer, or than one that it repeats, by more letters is an answer
-_MAX_SHORT_ANSWER, _MIN_MORE = 40, 20
-_MAP_ADVICE = "source.map can join fields, or leave one out"
+#: a few words without a mark say how much is thought, or of which kind: `high`, `causal reasoning`
+_KIND_OF_THOUGHT = re.compile(r"[\w\s,/&-]{0,40}")
 
 
 def refuse_lost_texts(value: Mapping[str, Any], keys: Sequence[str], unsaid: Collection[str]) -> None:
@@ -54,99 +44,70 @@ def refuse_lost_texts(value: Mapping[str, Any], keys: Sequence[str], unsaid: Col
     """
     asks, answers = keys[:2]
     answer = first_answer(value[answers])
-    are_texts = isinstance(value[asks], str) and isinstance(value[answers], str)
-    can_be_named = are_texts and not any(map(value.get, keys[2:])) and not thoughts_beside(value)
-
-    def columns(response: str, effect: str) -> str:
-        if not can_be_named:
-            return _MAP_ADVICE
-        names = setting_word("source.columns.prompt", asks), setting_word("source.columns.response", response)
-        return f"{' '.join(names)} {effect}; {_MAP_ADVICE}"
-
-    parts = [key for key in _PARTS_OF_QUESTION if key in unsaid]
-    if part := next(
-        (key for key in parts if not _NOTHING.issuperset(map(str.lower, normalized_texts(value[key])))), None
-    ):
-        ways = columns(answers, f"trains without {part}")
-        raise Skip(Reason.BAD_MESSAGE, f"{part} stands beside {asks}, and nothing reads it: {ways}")
+    for key in unsaid:
+        if key in _PARTS_OF_QUESTION and not _NOTHING.issuperset(map(str.lower, normalized_texts(value[key]))):
+            what = f"{key} stands beside {asks}, and nothing reads it"
+            raise _lost_text_skip(value, keys, what, answers, f"trains without {key}")
     if isinstance(answer, str | int) and isinstance(value[asks], str):
         asked = [value[key] for key in keys if key != answers and isinstance(value[key], str)]
         refuse_unread_options(value, "\n".join(asked), answer)
-    for key in _SOLUTION_KEYS if isinstance(answer, str) else ():
-        if isinstance(value.get(key), str) and _is_longer_answer(value[key], answer, value):
-            ways = columns(key, f"trains it, and source.columns.response={answers} the other")
-            raise Skip(Reason.BAD_MESSAGE, f"{key} is a longer answer than {answers}: {ways}")
+    solution = value.get("solution")
+    if isinstance(solution, str) and isinstance(answer, str) and len(solution) >= len(answer) + _MIN_MORE_CHARS:
+        said = normalized_texts([value[key] for key in keys])
+        if _words(answer) in _words(solution) and not are_contained(normalized_texts(solution), said):
+            what = f"solution is a longer answer than {answers}"
+            effect = f"trains it, and source.columns.response={answers} the other"
+            raise _lost_text_skip(value, keys, what, "solution", effect)
+
+
+def _lost_text_skip(value: Mapping[str, Any], keys: Sequence[str], what: str, response: str, effect: str) -> Skip:
+    """Return the Skip for a lost text; it advises to name a question and a `response` if they are all that is read."""
+    advice = "source.map can join fields, or leave one out"
+    if all(isinstance(value[key], str) for key in keys[:2]) and not any(map(value.get, keys[2:])):
+        names = setting_word("source.columns.prompt", keys[0]), setting_word("source.columns.response", response)
+        advice = f"{' '.join(names)} {effect}; {advice}"
+    return Skip(Reason.BAD_MESSAGE, f"{what}: {advice}")
 
 
 def refuse_unread_options(value: Mapping[str, Any], question: Any, answer: Any) -> None:
     """Raise Skip (`bad_message`) if an answer is the letter or the number of an option that its question lacks."""
-    fields = {
-        key: value[key] for key in OPTIONS_KEYS if isinstance(value.get(key), str | list | dict) and value[key]
-    } or {key: text for key, text in value.items() if _OPTION_KEY.fullmatch(key) and isinstance(text, str) and text}
-    if not fields or not isinstance(question, str) or len(str(answer)) > _MAX_POINTER_CHARS:
+    fields = {key: value[key] for key in OPTIONS_KEYS if value.get(key)} or {
+        key: text for key, text in value.items() if _OPTION_KEY.fullmatch(key) and isinstance(text, str)
+    }
+    said = [word for word in _words(str(answer)).split() if word not in _WORDS_OF_REWARDS] if fields else []
+    if len(said) != 1 or not re.fullmatch("[a-z0-9]", said[0]) or not isinstance(question, str):
         return
-    said = _without_marks(str(answer))
-    pointer = _POINTER.fullmatch(said)
-    if pointer is None:
-        return
-    texts = _option_texts([*fields.values()])
-    number = int(pointer[1]) if pointer[1].isdigit() else ord(pointer[1].upper()) - ord("A") + 1
-    is_one = any(_without_marks(text).lower() in (said.lower(), pointer[1].lower()) for text in texts)
-    asked = " ".join(question.split()).lower()
-    if len(texts) > 1 and number <= len(texts) and not is_one and not all(_is_written(text, asked) for text in texts):
-        detail = f"the answer {said!r} points at {', '.join(fields)[:60]}, which nothing reads"
+    number = int(said[0]) if said[0].isdigit() else ord(said[0]) - ord("a") + 1
+    options, asked = _words_of_options([*fields.values()]), _words(question)
+    if 1 < len(options) >= number and _words(said[0]) not in options and any(text not in asked for text in options):
+        detail = f"the answer {str(answer)[:40]!r} points at {', '.join(fields)[:60]}, which nothing reads"
         raise Skip(Reason.BAD_MESSAGE, f"{detail}: source.map can write the options into the question")
 
 
-def _option_texts(options: Sequence[Any]) -> list[str]:
-    """Return the texts of options: of lists, of objects by their letters, of `{"text": […], "label": […]}`, of cells."""
-    texts, waiting = list[str](), [*options]
-    only = waiting[0] if len(waiting) == 1 else None
-    if isinstance(only, str):  # `"['cat', 'dog']"`, as a table has it, or `"A. cat\nB. dog"`
-        found = [one or other for one, other, is_key in _QUOTED.findall(only) if not is_key]
-        return (
-            found if only.lstrip()[:1] in ("[", "{") else [*filter(None, map(str.strip, _LETTER_OF_OPTION.split(only)))]
-        )
+def _words_of_options(options: list[Any]) -> list[str]:
+    """Return the words of each option, without its letter: of lists, of objects, and of one text for all options."""
+    found, waiting = list[str](), [*options]
     for option in waiting:
-        if isinstance(option, Mapping):
-            is_labelled = all(map(_LABEL.fullmatch, option))
-            waiting += (
-                option.values() if is_labelled else [option[key] for key in _TEXT_OF_OPTION_KEYS if key in option]
-            )
+        if isinstance(option, Mapping):  # `{"A": "cat"}`, or `{"label": ["A"], "text": ["cat"]}`
+            waiting += [option["text"]] if "text" in option else option.values()
         elif isinstance(option, list):
             waiting += option
-        elif option is not None and str(option).strip():
-            texts.append(str(option).strip())
-    return texts
+        elif option is not None:
+            found += map(_words, _BETWEEN_OPTIONS.split(str(option)))
+    return [words for words in found if words.strip()]
 
 
-def _is_written(option: str, question: str) -> bool:
-    """Tell whether a question, in small letters, has the words of an option, whatever letter stands before them."""
-    words = " ".join(_LETTER_OF_OPTION.sub("", option, count=1).split()).lower().strip(" .,;。，；(")
-    if words not in question:
-        return False
-    begin, end = (r"(?<!\w)" if words[:1].isascii() else "", r"(?!\w)" if words[-1:].isascii() else "")
-    return re.search(begin + re.escape(words) + end, question, re.ASCII) is not None
+def _words(text: str) -> str:
+    """Return the words of a text in small letters with a blank around each, to find one text in another."""
+    return f" {' '.join(_WORD.findall(text.lower()))} "
 
 
-def _is_longer_answer(text: str, answer: str, value: Mapping[str, Any]) -> bool:
-    """Tell whether a field for rewards says more than the answer, and is no list or object as text, nor a thought."""
-    if text.lstrip()[:1] in ("[", "{") or are_contained({_spelled(text)}, normalized_texts(thoughts_beside(value))):
-        return False
-    said, more = _without_marks(answer), _without_marks(text)
-    return len(more) > len(said) + _MIN_MORE and (len(said) <= _MAX_SHORT_ANSWER or said in more)
-
-
-def thoughts_beside(value: Mapping[str, Any]) -> dict[str, Any]:
+def thoughts_beside(value: Mapping[str, Any]) -> dict[str, str]:
     """Return the thoughts of a record at its top level, by their keys; `"reasoning": "on"` is none."""
     return {
         key: thought
         for key in REASONING_KEYS
-        if (thought := value.get(key))
-        and any(
-            isinstance(text, str) and not _ONE_WORD.fullmatch(text)
-            for text in (thought if isinstance(thought, list) else [thought])
-        )
+        if isinstance(thought := value.get(key), str) and not _KIND_OF_THOUGHT.fullmatch(thought)
     }
 
 
@@ -156,7 +117,7 @@ def normalized_texts(value: Any) -> set[str]:
     while waiting:
         item = waiting.pop()
         if isinstance(item, str):
-            texts.add(_spelled(item))
+            texts.add(_BLANKS_AND_PLACEHOLDERS.sub("", item))
         elif isinstance(item, Mapping):
             waiting += [item[key] for key in ("content", "value", "text") if key in item] or item.values()
         elif isinstance(item, list):
@@ -168,11 +129,3 @@ def are_contained(texts: set[str], others: set[str]) -> bool:
     """Tell whether each text is a part of one of the others."""
     whole = "\0".join(others)
     return all(text in whole for text in texts)
-
-
-def _spelled(text: str) -> str:
-    return _BLANKS_AND_PLACEHOLDERS.sub("", text)
-
-
-def _without_marks(text: str) -> str:
-    return _MARKS_OF_REWARDS.sub("", _spelled(text))

@@ -218,21 +218,18 @@ def fitting_reading(
         _refuse_message(value)
     if settings.sample_type is SampleType.document:
         return first, {}
+    first = _with_thoughts(value, first)
     columns, others = settings.columns, {*_CONVERSATION_FIELDS.intersection(value).difference(first.keys)}
     said = normalized_texts([value[key] for key in first.keys]) if others else set()
     texts = {key: normalized_texts(value[key]) for key in others}
     more = {key for key, own in texts.items() if not are_contained(own, said)}
     others = {key for key in more if not are_contained(said, texts[key])}
     if not (settings.messages_key or columns.messages or (columns.prompt and columns.response)):
-        if "instruction" not in others and others:
-            _refuse_second_reading(value, first, ways, others)
         if _is_question_and_answer(value, first):
-            refuse_lost_texts(value, first.keys, more)
-        if "instruction" in others:
+            refuse_lost_texts(value, first.keys, sorted(more))
+        if others:
             _refuse_second_reading(value, first, ways, others)
-    return _with_thoughts(value, first), {
-        key: [value[key]] for key in sorted(more) if key in others or isinstance(value[key], list)
-    }
+    return first, {key: [value[key]] for key in sorted(more) if key in others or isinstance(value[key], list)}
 
 
 def _refuse_second_reading(
@@ -260,12 +257,14 @@ def _is_question_and_answer(value: Mapping[str, Any], reading: ConversationReadi
 
 
 def _with_thoughts(value: Mapping[str, Any], reading: ConversationReading) -> ConversationReading:
-    """Return a reading of one answer with the thoughts that stand beside it in the record."""
+    """Return a reading of one answer with the thoughts that stand beside it in the record, unless it thinks itself."""
     thoughts = thoughts_beside(value)
     if not thoughts or len(reading.keys) < 2 or not isinstance(value[reading.keys[0]], str):
         return reading
     said = normalized_texts(value[reading.keys[1]])
-    unsaid = {key: thought for key, thought in thoughts.items() if not are_contained(normalized_texts(thought), said)}
+    unsaid = {key: text for key, text in thoughts.items() if not are_contained(normalized_texts(text), said)}
+    if unsaid and any("<think>" in text for text in said):
+        return reading
 
     def turns() -> list[Message]:
         *before, answer = reading.make_turns()
