@@ -135,6 +135,8 @@ def test_columns_are_no_advice_where_they_would_lose_a_text() -> None:
     assert "source.columns" not in said_of(value)
     thought = {"question": "Find x", "reasoning": "Hm.", "solution": LONG, "answer": "1"}
     assert "source.columns" not in said_of(thought)
+    renamed = ReadSettings(columns=Columns(prompt="problem"))  # its question is called `prompt` by then
+    assert "source.columns" not in said_of({"problem": "Find x", "solution": LONG, "response": "1"}, renamed)
 
 
 @pytest.mark.parametrize(
@@ -203,6 +205,8 @@ def test_an_answer_that_points_at_unread_options_costs_the_sample(value: dict[st
         ({"question": "Which? (A) Cat; (B) Bob's dog.", "options": ["A) cat", "B) Bob's dog"], "answer": "B"}, "B"),
         ({"question": "哪个: A、猫 B、狗", "options": ["A\uff0e猫", "B\uff1a狗"], "answer": "B"}, "B"),
         ({"question": "Which letter?", "options": "['A', 'B']", "answer": "B"}, "B"),
+        ({"question": "Which?", "options": {"mode": "fast", "language": "en"}, "answer": "B"}, "B"),
+        ({"question": "Which?", "options": "{'temperature': 1}", "answer": "A"}, "A"),
         ({"question": "How many?", "options": ["4", "5"], "answer": "4"}, "4"),
         ({"question": "How many?", "options": "['4', '5']", "answer": "4"}, "4"),
         ({"question": "How many?", "options": [3, 4], "answer": "4"}, "4"),
@@ -296,7 +300,8 @@ def test_an_answer_may_be_an_object() -> None:
     assert (
         texts({"question": "q", "answers": answers}) == texts([{"question": "q", "answers": answers}]) == ["q", "net"]
     )
-    assert read({"question": "q", "answers": answers}).fields == {"answers": answers}
+    for several in (answers, answers[:1]):
+        assert read({"question": "q", "answers": several}).fields == {"answers": several}
     assert "answers is not text" in said_of({"question": "q", "answers": [{"text": "net"}]})
     assert "source.map can make it one" in said_of({"question": "q", "answers": {"text": ["net"]}})
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from energon_pack.samples.dialects.pairs import first_answer
 from energon_pack.samples.hint import setting_word
-from energon_pack.samples.sample import REASONING_KEYS
+from energon_pack.samples.sample import CONTENT_KEYS, REASONING_KEYS
 from energon_pack.samples.skip import Reason, Skip
 
 #: fields that are a part of a question: what is to be done, and with what
@@ -23,8 +23,8 @@ _NOTHING = frozenset(("", "n/a", "none", "null", "nan", "-", "<noinput>"))
 #: fields of all options of a question, and of one
 OPTIONS_KEYS = ("options", "choices")
 _OPTION_KEY = re.compile(r"(?:choice|option)_?[A-Ha-h1-8]|[A-H]")
-#: what divides options that are one text, as `['cat', 'dog']` of a table, and the letter before one: `A. cat`
-_BETWEEN_OPTIONS = re.compile(r"""['"\[\]{}\n]|\(?(?<!\w)[A-Za-z]['"]?\s?[).:\u3001\uff0e\uff1a-]""")
+#: what divides options that are one text, as `['cat', 'dog']` of a table; a key, and the letter before one: `A. cat`
+_BETWEEN_OPTIONS = re.compile(r"""(?:'\w*'|"\w*")\s*:|['"\[\]{}\n]|\(?(?<!\w)[A-Za-z]\s?[).:\u3001\uff0e\uff1a-]""")
 _WORD = re.compile(r"[a-z0-9_]+|\w")
 #: words around an answer for a reward: `<answer>$\boxed{4}$</answer>`
 _WORDS_OF_REWARDS = ("answer", "boxed")
@@ -34,39 +34,38 @@ _BLANKS_AND_PLACEHOLDERS = re.compile(r"<(?:image|video|audio)>|\s+")
 _KIND_OF_THOUGHT = re.compile(r"[\w\s,/&-]{0,40}")
 
 
-def refuse_lost_texts(value: Mapping[str, Any], keys: Sequence[str], unsaid: Collection[str]) -> None:
+def refuse_lost_texts(
+    value: Mapping[str, Any], keys: Sequence[str], unsaid: Collection[str], is_renamed: bool = False
+) -> None:
     """Raise Skip (`bad_message`) if a question and its answer are read without a text that belongs to them.
 
     Args:
         value: the record.
         keys: the fields that are read: the question's, the answer's, and others.
         unsaid: fields of a conversation with texts that these do not contain.
+        is_renamed: settings name the question or the answer already.
     """
     asks, answers = keys[:2]
-    answer = first_answer(value[answers])
+    answer, solution = first_answer(value[answers]), value.get("solution")
+    are_texts = isinstance(value[asks], str) and isinstance(value[answers], str)
+    can_be_named = are_texts and not is_renamed and not any(map(value.get, keys[2:]))
+
+    def skip(what: str, response: str, effect: str) -> Skip:
+        names = setting_word("source.columns.prompt", asks), setting_word("source.columns.response", response)
+        advice = f"{' '.join(names)} {effect}; " if can_be_named else ""
+        return Skip(Reason.BAD_MESSAGE, f"{what}: {advice}source.map can join fields, or leave one out")
+
     for key in unsaid:
         if key in _PARTS_OF_QUESTION and not _NOTHING.issuperset(map(str.lower, normalized_texts(value[key]))):
-            what = f"{key} stands beside {asks}, and nothing reads it"
-            raise _lost_text_skip(value, keys, what, answers, f"trains without {key}")
+            raise skip(f"{key} stands beside {asks}, and nothing reads it", answers, f"trains without {key}")
     if isinstance(answer, str | int) and isinstance(value[asks], str):
         asked = [value[key] for key in keys if key != answers and isinstance(value[key], str)]
         refuse_unread_options(value, "\n".join(asked), answer)
-    solution = value.get("solution")
     if isinstance(solution, str) and isinstance(answer, str) and len(solution) >= len(answer) + _MIN_MORE_CHARS:
         said = normalized_texts([value[key] for key in keys])
         if _words(answer) in _words(solution) and not are_contained(normalized_texts(solution), said):
-            what = f"solution is a longer answer than {answers}"
             effect = f"trains it, and source.columns.response={answers} the other"
-            raise _lost_text_skip(value, keys, what, "solution", effect)
-
-
-def _lost_text_skip(value: Mapping[str, Any], keys: Sequence[str], what: str, response: str, effect: str) -> Skip:
-    """Return the Skip for a lost text; it advises to name a question and a `response` if they are all that is read."""
-    advice = "source.map can join fields, or leave one out"
-    if all(isinstance(value[key], str) for key in keys[:2]) and not any(map(value.get, keys[2:])):
-        names = setting_word("source.columns.prompt", keys[0]), setting_word("source.columns.response", response)
-        advice = f"{' '.join(names)} {effect}; {advice}"
-    return Skip(Reason.BAD_MESSAGE, f"{what}: {advice}")
+            raise skip(f"solution is a longer answer than {answers}", "solution", effect)
 
 
 def refuse_unread_options(value: Mapping[str, Any], question: Any, answer: Any) -> None:
@@ -88,8 +87,8 @@ def _words_of_options(options: list[Any]) -> list[str]:
     """Return the words of each option, without its letter: of lists, of objects, and of one text for all options."""
     found, waiting = list[str](), [*options]
     for option in waiting:
-        if isinstance(option, Mapping):  # `{"A": "cat"}`, or `{"label": ["A"], "text": ["cat"]}`
-            waiting += [option["text"]] if "text" in option else option.values()
+        if isinstance(option, Mapping):  # `{"A": "cat"}`, or `{"label": ["A"], "text": ["cat"]}`; others are settings
+            waiting += [text for key, text in option.items() if len(key) == 1 or key in ("text", *CONTENT_KEYS)]
         elif isinstance(option, list):
             waiting += option
         elif option is not None:

@@ -226,7 +226,7 @@ def fitting_reading(
     others = {key for key in more if not are_contained(said, texts[key])}
     if not (settings.messages_key or columns.messages or (columns.prompt and columns.response)):
         if _is_question_and_answer(value, first):
-            refuse_lost_texts(value, first.keys, sorted(more))
+            refuse_lost_texts(value, first.keys, sorted(more), bool(columns.prompt or columns.response))
         if others:
             _refuse_second_reading(value, first, ways, others)
     return first, {key: [value[key]] for key in sorted(more) if key in others or isinstance(value[key], list)}
@@ -313,11 +313,12 @@ def _single_question_reading(value: Mapping[str, Any], is_answered: bool = True)
     )
     if not asks or not answers:
         return None
-    answer, are_several = first_answer(value[answers]), isinstance(value[answers], list) and len(value[answers]) > 1
+    answer = first_answer(value[answers])
+    holds_more = isinstance(value[answers], list) and value[answers] != [answer]
 
     def turns() -> list[Message]:
         if not isinstance(answer, str):
             raise Skip(Reason.BAD_MESSAGE, f"{answers} is not text: {str(answer)[:80]} (source.map can make it one)")
         return question_and_answer_turns(value[asks], answer)
 
-    return ConversationReading(f"{asks} and {answers}", (asks, answers), turns, (asks,) if are_several else None)
+    return ConversationReading(f"{asks} and {answers}", (asks, answers), turns, (asks,) if holds_more else None)
