@@ -72,7 +72,8 @@ def test_rows_of_a_resumed_stream_count_epochs_from_its_own(
         packs = stream(states=states)
         if not states:
             packs.set_epoch(3)
-        rows, found = packs.as_dataset(), []
+        found: list[str] = []
+        rows = packs.as_dataset()
         for epoch in range(2):
             rows.set_epoch(epoch)
             found += {row["pack"].key.partition("/")[0] for row in rows}
