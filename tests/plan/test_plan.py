@@ -161,7 +161,7 @@ def test_nothing_to_pack() -> None:
 
 @pytest.mark.parametrize(
     ("num_packs", "max_packs", "max_bytes", "sizes"),
-    [(10, 4, 1e9, [3, 3, 4]), (10, 100, 50, [5, 5]), (3, 100, 1, [1, 1, 1]), (1, 1, 1, [1])],
+    [(10, 4, 1e9, [3, 3, 4]), (10, 100, 50, [5, 5]), (5, 100, 30, [2, 3]), (3, 100, 1, [1, 1, 1]), (1, 1, 1, [1])],
 )
 def test_shards_are_even_and_within_limits(num_packs: int, max_packs: int, max_bytes: float, sizes: list[int]) -> None:
     bounds = shard_bounds(np.full(num_packs, 10), np.zeros(num_packs, np.int8), max_packs, max_bytes)

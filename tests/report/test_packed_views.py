@@ -19,7 +19,7 @@ from energon_pack.dataset.pack_json import parse_pack
 from energon_pack.dataset.pack_lookup import PackLookup
 from energon_pack.errors import PackError
 from energon_pack.report.views.packed import pack_view
-from energon_pack.report.views.screens import pack_section
+from energon_pack.report.views.screens import members_rows, pack_section
 from energon_pack.report.views.spans import vocabulary_of
 from energon_pack.report.views.text import Tokens, even_limit
 from energon_pack.report.views.view import PackPlace, PackView, Span, thumbnail
@@ -191,6 +191,17 @@ def test_long_texts_and_many_members_are_cut(tmp_path: Path, template: Template)
     assert len(made) < 150_000
     assert "and 580 more members" in made
     assert "characters …" in made
+
+
+@pytest.mark.parametrize(("media", "shown_of_media"), [([], []), (["s000.i00.png"], ["media", "visual"])])
+def test_members_have_columns_of_what_they_have(tmp_path: Path, media: list[str], shown_of_media: list[str]) -> None:
+    """A table of texts would have empty columns of media, or one of images none."""
+    members = shown(tmp_path, pack_of(member("q", "a"), media=media)).members
+    table = members_rows(members)
+    always = ["member", "medium", "turns", "tokens", "trained"]
+    assert [name for name in table.header if name not in always] == shown_of_media
+    assert set(always) < {*table.header, "shared"}
+    assert [len(row) for row in table.rows] == [len(table.header)]
 
 
 def test_a_thumbnail_is_small_and_upright() -> None:

@@ -50,6 +50,14 @@ def test_the_best_keeps_the_tokens_then_is_quick_then_full(tmp_path: Path) -> No
     assert [row.time for row in sweep.rows] == pytest.approx([0.5 / 1.005, 1 / 1.005, 1.0, 1.2 / 1.005])
 
 
+def test_the_page_of_a_failed_job_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that lost too much names its page from its own folder; the sweep's page lies in another one."""
+    monkeypatch.chdir(tmp_path)
+    leave(tmp_path / "sweep", 0, [], SamplesLost("half is lost", "out/report.html"))
+    (left,) = (tmp_path / "sweep").rglob("0.json")
+    assert json.loads(left.read_text())["page"] == f"{tmp_path / 'out/report.html'}"
+
+
 @pytest.mark.parametrize(
     ("left_out", "may_drop", "best"),
     [
