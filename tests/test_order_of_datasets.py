@@ -130,6 +130,7 @@ def trained_of(made: Path) -> list[dict[str, Any]]:
 def test_passes_have_each_pack_once() -> None:
     """2.5 times are three passes, in each of which five sixths of the packs are; of few packs passes have more."""
     entry, trained = np.repeat([0, 1], [60, 40]), np.full(100, 10)
+    assert num_draws_by_pass([1, 1], entry, trained, 1).tolist() == [[1] * 100]
     counts = num_draws_by_pass([2.5, 0.5], entry, trained, 1)
     assert counts.shape == (2, 100)  # 3 passes would have fewer than 64 steps each
     counts = num_draws_by_pass([2.5, 0.5], np.repeat(entry, 10), np.repeat(trained, 10), 1)
