@@ -18,7 +18,7 @@ from energon_pack.online.user_dataset import UserSamples
 from energon_pack.pack import pack
 from energon_pack.samples.keys import similar_key_hint
 from energon_pack.samples.record import parse_record
-from energon_pack.samples.settings import Columns, ReadSettings, UnreadMedia
+from energon_pack.samples.settings import Columns, ReadSettings, SampleType, UnreadMedia
 from energon_pack.samples.skip import Skip
 from energon_pack.samples.unread_media import media_file_names, refuse_unread_media
 from energon_pack.sources.jsonl.dialects import RowSettings, parse_row
@@ -142,7 +142,7 @@ READ_BY_A_SETTING = (
             "video_url has 'https://x.org/v?id=3', a video",
             None,
         ),
-        ({"image": "0.png", "video_url": "https://x.org/v", **ASKED}, "video_url has 'https://x.org/v', a video", None),
+        ({"image": "0.png", "video_url": "https://x.org/v.mp4", **ASKED}, "video_url has 'https://x.org/v.mp4',", None),
         ({"audio_filepath": "/x/1.wav", "text": "hello"}, "audio_filepath has '/x/1.wav', a sound", None),
         ({"wav": "s3://b/1.wav", "text": "hello"}, "wav has 's3://b/1.wav', a sound", None),
         ({"path": "clips/1.mp3", "text": "hello"}, "path has 'clips/1.mp3', a sound", None),
@@ -192,9 +192,14 @@ def test_the_address_of_an_image_that_is_read_is_where_it_comes_from(tmp_path: P
         {"video_url": "https://x.org/v?id=3", "og_image": "https://x.org/a.png", "video_id": "x17", "text": "Hello."},
         {"path": "src/index.ts", "image_id": 3, "text": "let a = 1"},
         {"image_metadata": '[{"src": "a.jpg"}]', "image_info": [{"file": "a.jpg"}], "text": "A page of MINT-1T."},
+        {"og_image": "/img/a.jpg", "cover_image": "a/b.jpg", "paths": ["a.html", "b.jpg"], "text": "A page."},
+        {"xpath": "/html/body/img.jpg", "profile_image": "u/7.png", "text": "A page."},
         {"image": "0.png", "image_url": "https://x.org/a.jpg", **ASKED},
+        {"image": "0.png", "video_url": "https://x.org/watch?v=3", **ASKED},
         {"image": "0.png", "image_id": 7, "url": "https://x.org/a", "caption": "A cat."},
         {"image_id": None, "video_id": "", "image_caption": "a cat", "has_image": False, "image_width": 7, **ASKED},
+        {"image_id": -1, "image_path": "None", "video_id": "N/A", "audio_path": {}, **ASKED},
+        {"profile_image_url": "https://x.org/u/3", "motion_picture_name": "Alien", "paperclip_id": 3, **ASKED},
         {"url": "https://x.org/a", "question_id": 7, "caption_id": 7, **ASKED},
         {"image_id": 7, "url": "https://x.org/a", "messages": TURNS},
         {"id": 7, "caption": "A cat."},
@@ -246,6 +251,20 @@ def test_a_caption_or_question_whose_medium_has_no_file_is_not_trained_alone(
     with pytest.raises(Skip, match="missing_media") as told:
         UserSamples([line], ReadSettings(), None).read(0)
     assert told.value.media_type == kind
+
+
+def test_an_id_that_pandas_left_empty_is_none() -> None:
+    """Questions of text, in one table with those of images, were lost."""
+    assert UserSamples([{"image_id": float("nan"), **ASKED}], ReadSettings(), None).read(0)[0].kinds == []
+
+
+@pytest.mark.parametrize("field", [{"image_path": "scans/17.png"}, {"path": "/x/1.wav"}, {"video_id": "a.mp4"}])
+def test_a_text_that_a_setting_calls_a_document_may_come_from_a_medium(tmp_path: Path, field: dict[str, str]) -> None:
+    """The page of a scan and a transcript, packed with `source.sample_type=document`, were lost; a file counts."""
+    settings = ReadSettings(sample_type=SampleType.document)
+    assert read(lines_of(tmp_path, {**field, "text": "A page."}), settings) == [""]
+    (found,) = read(lines_of(tmp_path, {"image_path": "0.png", "text": "A page."}), settings)
+    assert found.startswith("media_unread: image_path has '0.png', an image")
 
 
 def test_no_real_sample_is_left_out(real: Path) -> None:

@@ -6,6 +6,7 @@ Skip: … source.messages_key=preferred_output reads its turns ──► without
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 from energon_pack.samples.conversation import ReadSample
@@ -24,19 +25,23 @@ def without_useless_hint(skip: Skip, read: Callable[[Callable[[ReadSettings], Re
 
     `read`: reads the sample again, with the settings that the function it is called with returns; raises Skip.
     """
-    hint = skip.hint
-    if hint is None:
-        return skip
-    names_media = hint.setting.startswith("columns.")
+    return skip if skip.hint is None or _help(read, (skip.hint,)) else skip.without_hint()
+
+
+def _help(read: Callable[[Callable[[ReadSettings], ReadSettings]], ReadSample], hints: tuple[Hint, ...]) -> bool:
+    """Tell whether a sample is read whole with hints, or with these and the hint of another setting it has then."""
+    names_media = all(hint.setting.startswith("columns.") for hint in hints)
     try:
-        sample = read(lambda settings: _with_value(settings, hint))
+        sample = read(lambda settings: reduce(_with_value, hints, settings))
     except Skip as another:
-        helps = names_media and another.reason in _FAULTS_OF_MEDIA
-    else:
-        begins = next((message["role"] for message in sample.messages if message["role"] != "system"), None)
-        keeps_question = names_media or begins not in ("assistant", DOCUMENT)
-        helps = keeps_question and {part.name for part in sample.parts}.issuperset(hint.keeps)
-    return skip if helps else skip.without_hint()
+        if names_media and another.reason in _FAULTS_OF_MEDIA:
+            return True
+        more = another.hint
+        return more is not None and all(more.setting != hint.setting for hint in hints) and _help(read, (*hints, more))
+    begins = next((message["role"] for message in sample.messages if message["role"] != "system"), None)
+    keeps_question = names_media or begins not in ("assistant", DOCUMENT)
+    kept = (name for hint in hints for name in hint.keeps)
+    return keeps_question and {part.name for part in sample.parts}.issuperset(kept)
 
 
 def _with_value(settings: ReadSettings, hint: Hint) -> ReadSettings:

@@ -73,6 +73,8 @@ class Record:
     is_caption: bool = False
     #: whether it is a question that stands in a field of its own
     is_question: bool = False
+    #: whether the settings say that it is a raw text
+    is_declared_document: bool = False
     #: whether the settings leave its tools out
     leaves_out_tools: bool = False
     #: whether nulls of a table were taken out of it
@@ -149,6 +151,7 @@ def parse_rewritten_record(value: Any, settings: ReadSettings, lists_media: bool
         empty_media=empty_media_keys(value, settings),
         is_caption="caption" in used,
         is_question=not used.isdisjoint(("question", "questions")),
+        is_declared_document=settings.sample_type is SampleType.document,
         leaves_out_tools=is_as_text and (tools is not None or has_calls),
         drops_nulls=without is not None,
     )

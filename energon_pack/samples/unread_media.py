@@ -38,15 +38,17 @@ _MAX_LIST_CHARACTERS = 1 << 16  # of a list or an object that is a text
 _INNER_NAME_MARK = "::"  # in the names of media inside files
 #: known keys that may name a medium of a conversation
 _KEYS_OF_FILE_NAMES = ("file_name", "image_id", "video_id", "url", "link")
-_MEDIUM = r"(?:(?P<image>image|img|photo|picture)|(?P<video>video|clip|youtube|\byt)|(?P<audio>audio|sound|wav))s?"
-_REFERENCE = "[ _-]?(?:id|key|name|path|file[ _-]?(?:name|path)?|ur[il]|link)"
-#: a key that says which medium it is: `image_id`, `videoID`, `youtube_id`, `audio_path`
-_NAMES_A_MEDIUM = re.compile(f"{_MEDIUM}{_REFERENCE}s?$", re.IGNORECASE)
-#: a key of a file, of a raw text, too: `wav`, `audio_filepath`, `path`
-_NAMES_A_FILE = re.compile(f"(?:{_MEDIUM}(?:{_REFERENCE})?|path)s?$", re.IGNORECASE)
+_MEDIUM = "(?:(?P<image>image|img|photo|picture)|(?P<video>video|clip|youtube|yt)|(?P<audio>audio|sound|wav))s?"
+_REFERENCE = "[ _-]?(?:id|key|name|path|file[ _-]?(?:name|path)?|ur[il]|link)s?"
+#: a whole key that says which medium it is (`image_id`, `videoID`); a `profile_image_url` is of something else
+_NAMES_A_MEDIUM = re.compile(f"{_MEDIUM}{_REFERENCE}", re.IGNORECASE)
+#: a whole key of a file, of a raw text, too: `wav`, `audio_filepath`, `path`; an `og_image` is of a page
+_NAMES_A_FILE = re.compile(f"{_MEDIUM}(?:{_REFERENCE})?|(?:file[ _-]?)?path", re.IGNORECASE)
 #: a key that says where something comes from: of a caption, its medium
 _NAMES_AN_ORIGIN = re.compile(r"(?:^|[ _-])(?:file[ _-]?name|ur[il]|link)s?$", re.IGNORECASE)
 _WEB_ADDRESS = re.compile(r"\s*https?://", re.IGNORECASE)
+#: ids, in small letters, that say that there is no medium; NaN is pandas'
+_NO_IDS = frozenset(("nan", "none", "null", "n/a", "-1", "{}"))
 
 #: opens a value, or what it names; returns the kind of the medium, or None
 KindOf = Callable[[Any], str | None]
@@ -98,8 +100,9 @@ def _refuse_medium_without_file(record: Record) -> None:
     if not (record.is_caption or record.is_question):
         return
     for key, value in record.fields.items():
-        named = _NAMES_A_MEDIUM.search(str(key)) or (record.is_caption and _NAMES_AN_ORIGIN.search(str(key)))
-        if named and not isinstance(value, bool) and not is_empty_listing(value):
+        named = _NAMES_A_MEDIUM.fullmatch(str(key)) or (record.is_caption and _NAMES_AN_ORIGIN.search(str(key)))
+        is_none = isinstance(value, bool) or is_empty_listing(value) or str(value).lower() in _NO_IDS
+        if named and not is_none:
             ways = "(source.map can name one, source.media=ignore packs the text)"
             skip = Skip(
                 Reason.MISSING_MEDIA, f"{key} has {str(value)[:80]!r}, which is no file: its medium is lost {ways}"
@@ -134,9 +137,9 @@ def _fields_to_check(record: Record, kinds: Collection[str]) -> Iterator[_Checke
     """Yield the fields of a record, of its turns and of its content parts in which a medium counts.
 
     If a sample has media (`kinds`), other fields may name them again, or their masks: then only nearly known keys
-    count, and the address of a kind that is read (`image_url`) is where it comes from. If it has none, but
-    placeholders, every field counts. A raw text may come from a file with the name of a medium, unless the key says
-    that it has one (`audio_filepath`).
+    count, and an address (`image_url`) is where they come from, unless it names a file of another kind. If it has none,
+    but placeholders, every field counts. A raw text may come from a file with the name of a medium, unless the key says
+    that it has one (`audio_filepath`), and no setting that it is a text.
     """
     if kinds and not record.unknown:
         return
@@ -148,15 +151,21 @@ def _fields_to_check(record: Record, kinds: Collection[str]) -> Iterator[_Checke
         ):  # another text of the conversation; a file that is called
             continue
         kind = kind_of_media_key(similar_key(key) or key)
-        is_origin = kind in kinds and key in PART_TYPES and _holds_addresses(value)
+        is_address = _holds_addresses(value)
+        is_origin = is_address and key in PART_TYPES and {*map(_kind_by_name, leaf_values(value))} <= {None, *kinds}
         if (kind and not is_origin) or not kinds:
-            is_path = _NAMES_A_FILE.search(key) is not None and not _holds_addresses(value)
+            is_path = not is_address and _says_it_has_a_file(record, key)
             yield _CheckedField(key, value, kind, is_path or kind is not None or not is_raw, is_raw)
     for key, value in () if kinds else record.fields.items():
         kind = kind_of_media_key(key)
-        is_name = key in _KEYS_OF_FILE_NAMES and (not is_raw or _NAMES_A_FILE.search(key) is not None)
+        is_name = key in _KEYS_OF_FILE_NAMES and (not is_raw or _says_it_has_a_file(record, key))
         if is_known_sample_key(key) and key not in MESSAGE_KEYS and (has_places or kind or is_name):
             yield _CheckedField(key, value, kind, True, is_raw)
+
+
+def _says_it_has_a_file(record: Record, key: str) -> bool:
+    """Tell whether the key of a raw text says that it has a medium's file, and no setting says that it is a text."""
+    return not record.is_declared_document and _NAMES_A_FILE.fullmatch(key) is not None
 
 
 def _kind_of_value(leaf: Any, field: _CheckedField, kind_of: KindOf) -> str | None:

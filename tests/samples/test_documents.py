@@ -93,7 +93,7 @@ def test_a_message_of_a_conversation_is_no_document(message: dict[str, Any]) -> 
     with pytest.raises(Skip, match=r"bad_message: text has the role '\w+': it is a message, not a conversation"):
         parse_record(message, ReadSettings())
     assert is_document(parse_record(message, AS_DOCUMENTS).messages)
-    for other in ({"role": "teacher"}, {"role": None}, {"role": ["user"]}, {"from": "bob@x.org"}):
+    for other in ({"role": "teacher"}, {"role": "developer"}, {"role": None}, {"role": ["user"]}, {"from": "b@x.org"}):
         assert is_document(parse_record({"text": "A page.", **other}, ReadSettings()).messages)
 
 

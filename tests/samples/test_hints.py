@@ -54,10 +54,17 @@ def why(folder: Path, record: Any) -> str:
         ({"chosen": [ANSWERED], "rejected": [ANSWERED]}, None),
         ({"shots": ["0.png"], "messages": [ASKED, ANSWERED]}, "source.columns.images=shots reads it;"),
         ({"image": "0.png", "imgae": "1.png", "messages": [ASKED, ANSWERED]}, None),  # the other would be lost
+        ({"talk": [ASKED, ANSWERED], "shots": ["0.png"]}, "source.messages_key=talk reads its turns"),  # one of two
+        ({"imgae": "0.png", "vidoe": "1.mp4", "messages": [ASKED, ANSWERED]}, "source.columns.images=imgae reads it;"),
+        ({"imgae": "0.png", "image2": "1.png", "messages": [ASKED, ANSWERED]}, None),  # one setting can't name both
+        ({"notes": [ANSWERED], "shots": ["0.png"]}, None),
     ],
 )
 def test_a_setting_is_named_only_if_the_sample_is_read_with_it(tmp_path: Path, record: Any, hint: str | None) -> None:
-    """`source.messages_key=preferred_output reads its turns`: an answer without its question."""
+    """`source.messages_key=preferred_output reads its turns`: an answer without its question.
+
+    A sample that needs two settings names the first; it named none.
+    """
     for name in ("0.png", "1.png"):
         (tmp_path / name).write_bytes(picture(28, 28, "PNG"))
     detail = why(tmp_path, record)

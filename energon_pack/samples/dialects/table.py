@@ -20,7 +20,7 @@ from energon_pack.samples.dialects.pairs import (
     turn,
     turns_of_prompts_and_captions,
 )
-from energon_pack.samples.documents import DOCUMENT, document_of, text_unless_chat
+from energon_pack.samples.documents import document_of, text_unless_chat
 from energon_pack.samples.hint import Hint
 from energon_pack.samples.roles import ROLES
 from energon_pack.samples.sample import MESSAGE_KEYS, ROLE_KEYS, Message
@@ -154,7 +154,8 @@ _FIELD_ADVICE = (
     "source.messages_key names a field of turns, source.columns.prompt and .response name two of texts; source.map"
     " makes messages of anything else"
 )
-_ROLES_OF_MESSAGES = (*(role for role in ROLES if role != DOCUMENT), "prompter")  # the last is OpenAssistant's
+#: who asks and who answers; a text of a `developer` or a `tool` may be any; `prompter` is OpenAssistant's
+_ROLES_OF_MESSAGES = (*(role for role, ours in ROLES.items() if ours in ("user", "assistant")), "prompter")
 
 
 class ConversationReading(NamedTuple):
@@ -276,8 +277,8 @@ def _with_thoughts(value: Mapping[str, Any], reading: ConversationReading) -> Co
 
 def _refuse_message(value: Mapping[str, Any]) -> None:
     """Raise Skip (`bad_message`) for a `text` with a role: one message of a conversation, as OpenAssistant has them."""
-    role = next((value[key] for key in ROLE_KEYS if value.get(key) in _ROLES_OF_MESSAGES), None)
-    if role is not None:
+    roles = (role for role in map(value.get, ROLE_KEYS) if isinstance(role, str) and role in _ROLES_OF_MESSAGES)
+    if role := next(roles, None):
         advice = "write the messages of each conversation as `messages`; source.sample_type=document trains it alone"
         raise Skip(Reason.BAD_MESSAGE, f"text has the role {role!r}: it is a message, not a conversation: {advice}")
 
