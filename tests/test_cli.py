@@ -339,7 +339,7 @@ def test_groups_for_other_hydra_apps(tmp_path: Path) -> None:
 
 
 def test_the_page_on_hydra_packs_with_mounted_nodes(tmp_path: Path) -> None:
-    """A user had to write a flattener of nodes into words."""
+    """A user had to write a flattener of nodes into words; each job of a sweep replaced the dataset of the last."""
     page = (ROOT / "docs" / "hydra.md").read_text()
     [program] = [part for part in page.split("```text\n") if part.startswith("import hydra\n")]
     register = "from energon_pack.hydra_plugin import EnergonPackSearchPath\n"
@@ -349,7 +349,7 @@ def test_the_page_on_hydra_packs_with_mounted_nodes(tmp_path: Path) -> None:
     (tmp_path / "conf" / "config.yaml").write_text("defaults: [energon_pack/packing@data.packing: thd, _self_]\n")
     few = command(tmp_path / "app.py", "data.packing.max_token_len=4096", cwd=tmp_path)
     assert few.returncode == 0, few.stderr
-    assert read_manifest(tmp_path / "packed" / "mine")["content"]["packing"]["max_token_len"] == 4096
+    assert read_manifest(tmp_path / "packed" / "mine_4096")["content"]["packing"]["max_token_len"] == 4096
     refused = command(tmp_path / "app.py", "data.packing.pad_to_multiple_of=-3", cwd=tmp_path)
     assert refused.returncode == 1
     assert "PackError: packing.pad_to_multiple_of=-3: must be at least 1" in refused.stderr

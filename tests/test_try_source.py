@@ -157,6 +157,22 @@ def test_few_large_pictures_come_first(demo: tuple[Path, Path], tmp_path: Path) 
     assert re.search(r" model\.max_pixels=\d+ .*packing\.max_token_len=4096$", command)
 
 
+def test_large_pictures_that_a_setting_reads_come_first_too(demo: tuple[Path, Path], tmp_path: Path) -> None:
+    """Where a cure was needed, nothing was said of pixels; and of two settings that read a sample, neither."""
+    for name, size in (("small.png", 56), ("large.png", 1680)):
+        (tmp_path / name).write_bytes(picture(size, size, "PNG"))
+    small = {"talk": answers("word " * 60), "shots": "small.png"}
+    records = [small] * 30 + [{"talk": answers("b"), "shots": "large.png"}]
+    path = write_lines(tmp_path / "a.jsonl", *records)
+    shown = tried(tmp_path, path, f"model.processor={demo[1]}", "executor.num_workers=1", "report.lens=[512,1024,4096]")
+    assert "with source.messages_key=talk source.columns.images=shots model.max_pixels=" in shown.stdout, shown.stdout
+    before, _, after = shown.stdout.partition("measured again: 0 lost")
+    assert "does not help" not in before
+    assert "first: 1 image sample alone needs packs of 4,096 tokens; with model.max_pixels=" in after
+    (command,) = re.findall("^energon-pack source.path=.*", shown.stdout, re.MULTILINE)
+    assert re.search(r"=talk source\.columns\.images=shots model\.max_pixels=\d+ .*packing\.max_token_len=", command)
+
+
 def test_pairs_are_trained_by_the_recipes_of_pairs(demo: tuple[Path, Path], tmp_path: Path) -> None:
     """The commands of other trainings were printed, which refuse packs of pairs."""
     lines = write_pairs(tmp_path, 12, with_media=False)

@@ -1,7 +1,9 @@
 """Print what would be lost of a source that is tried: samples by reason, and parts of samples."""
 
 import math
-from collections.abc import Mapping
+import re
+import shlex
+from collections.abc import Mapping, Sequence
 
 from energon_pack.dataset.publish_limits import (
     why_measured_samples_lack_media,
@@ -18,6 +20,12 @@ from energon_pack.report.terminal_summary import cut_and_pair_lines, note_lines,
 from energon_pack.run.console import say
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 
+#: cures that a detail names as they are typed
+_SETTING_IN_DETAIL = re.compile(
+    r"""(')?source\.(?:tools|take|remote_media|messages_key|columns\.(?:images|videos|audios))="""
+    r"""(?(1)(?:[^']|'"'"')+'|[^\s;,)]+)"""
+)
+
 
 def lost_sample_examples(lengths: Lengths, packing: PackingConfig) -> dict[str, tuple[str, str]]:
     """Return reason → id of one sample that would be lost for it, and the detail, which tells what to do."""
@@ -27,6 +35,18 @@ def lost_sample_examples(lengths: Lengths, packing: PackingConfig) -> dict[str, 
         if len(examples) == len(lengths.reasons):
             break
     return examples
+
+
+def setting_named_in(detail: str) -> str | None:
+    """Return the first setting that a detail of a loss names as its cure; None: it names none."""
+    match = _SETTING_IN_DETAIL.search(detail)
+    return shlex.split(match[0])[0] if match else None
+
+
+def mark_useless(detail: str, useless: Sequence[str]) -> str:
+    """Return the detail of a loss, and that the setting which it names does not help, if it was `useless`."""
+    named = setting_named_in(detail)
+    return f"{detail} ({named} was tried, and does not help)" if named in useless else detail
 
 
 def print_lost_samples(lengths: Lengths, examples: Mapping[str, tuple[str, str]]) -> None:

@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -24,8 +24,10 @@ from energon_pack.config.stage_settings import StageSettings
 from energon_pack.errors import PackError, SamplesLost, amount
 from energon_pack.inspect.lost_samples import (
     lost_sample_examples,
+    mark_useless,
     print_cut_off_tokens,
     print_lost_samples,
+    setting_named_in,
     settings_that_allow_lost_samples,
     why_would_not_publish,
 )
@@ -67,11 +69,6 @@ _MAX_MEASURED_FILES = 64
 _MAX_MEASURED_SAMPLES = 10_000
 _NUM_SHOWN_SAMPLES = 5
 _MAX_CHARS = 600  # of the text of a sample
-#: cures that a detail names as they are typed
-_SETTING_IN_DETAIL = re.compile(
-    r"""(')?source\.(?:tools|take|remote_media|messages_key|columns\.(?:images|videos|audios))="""
-    r"""(?(1)(?:[^']|'"'"')+'|[^\s;,)]+)"""
-)
 _FEWER_FRAMES = ["media=fps", "media.fps=1"]
 _STAGE_NAMES = "index", "processor", "lengths", "plan"
 _EXAMPLES = (
@@ -93,12 +90,15 @@ def main() -> int:
 
         def config_with(cures: Sequence[str] = ()) -> PackConfig:
             config = compose_config([*arguments.overrides, *cures])
-            output = replace(config.output, dir=folder, name="try")
-            source = replace(config.source, path=arguments.path)
+            output, source = replace(config.output, dir=folder, name="try"), replace(config.source, path=arguments.path)
             return replace(config, output=output, source=source, cache_dir=config.cache_dir or _user_cache() or folder)
 
         with executor_of(config_with().executor) as executor:
-            _try_source(arguments, config_with, executor)
+
+            def measure(cures: Sequence[str] = (), is_first: bool = False) -> TrialRun:
+                return _measure_spread_samples(config_with(cures), executor, arguments, is_first)
+
+            _try_source(arguments, measure)
     return 0
 
 
@@ -166,30 +166,20 @@ def _measure_spread_samples(
     choices = try_pack_lengths(measured.lengths, config.packing, tried, positions)
     choices = replace(choices, lens=[row.scaled(1 / share) for row in choices.lens])
     best = recommend_length(choices.lens)
-    first = advise_to_shrink(measured.lengths, media_rules_of(folder), tried)
-    num_files = len(source.shards)
-    return TrialRun(config, settings, workshop, num_files, measured, step, share, choices, best and best.choice, first)
+    first, num = advise_to_shrink(measured.lengths, media_rules_of(folder), tried), len(source.shards)
+    return TrialRun(config, settings, workshop, num, measured, step, share, choices, best and best.choice, first)
 
 
-def _try_source(
-    arguments: argparse.Namespace, config_with: Callable[[Sequence[str]], PackConfig], executor: Executor
-) -> None:
-    tried = _measure_spread_samples(config_with(()), executor, arguments, is_first=True)
+def _try_source(arguments: argparse.Namespace, measure: Callable[..., TrialRun]) -> None:
+    tried = measure(is_first=True)
     config, lengths = tried.config, tried.measured.lengths
     most = None if arguments.full else _MAX_CHARS
     _show_samples(tried.settings, lengths, load_saved_template(tried.measured.method.template_folder), most)
     examples = lost_sample_examples(lengths, config.packing)
-    cures: list[str] = []
-    useless: list[str] = []
-    cured = tried
-    for cure in _settings_to_try(tried, examples):
-        useless += cure
-        with suppress(PackError):
-            with_cure = _measure_spread_samples(config_with([*cures, *cure]), executor, arguments)
-            if with_cure.is_better_than(cured):
-                cures, cured, useless = [*cures, *cure], with_cure, useless[: -len(cure)]
+    runs, cures, useless = _find_cures(tried, measure)
+    cured = runs[-1]
     print_heading("── what would be lost")
-    print_lost_samples(lengths, {why: (name, _mark_useless(text, useless)) for why, (name, text) in examples.items()})
+    print_lost_samples(lengths, {why: (name, mark_useless(text, useless)) for why, (name, text) in examples.items()})
     if config.packing.overlong in CUTTING_POLICIES:
         planned = plan_source(tried.measured, tried.settings.plan, tried.workshop)
         print_cut_off_tokens(planned.report, config.packing)
@@ -199,10 +189,12 @@ def _try_source(
     if tried.sample_share < 1:
         some = f"{min(tried.num_files, _MAX_MEASURED_FILES):,} of {amount(tried.num_files, 'file')}"
         say(f"measured: 1 sample in {tried.sample_every:,}, of {some}")
-    print_choices(tried.choices, [str(tried.shrink_advice)] * bool(tried.shrink_advice))
+    advice = [*dict.fromkeys(str(run.shrink_advice) for run in runs if run.shrink_advice)]
+    own = bool(tried.shrink_advice)  # of these, whether the first is of the settings as they are
+    print_choices(tried.choices, advice[:own])
     if cures:
         say(f"with {' '.join(cures)}, measured again: {cured.num_lost_to_bad_data:,} lost; of these lengths:")
-        print_choices(cured.choices)
+        print_choices(cured.choices, advice[own:])
     if cured.best is None:
         raise PackError("report.lens: every sample is longer than all of them")
     say(length_advice(cured.choices.lens))
@@ -217,6 +209,25 @@ def _try_source(
         lengths = those.measured.lengths
         if why := why_would_not_publish(lengths, those.choices, those.best, config.packing, config.max_skipped):
             raise SamplesLost(f"{why}: {state if cures else 'so'} nothing would be published{without}")
+
+
+def _find_cures(tried: TrialRun, measure: Callable[..., TrialRun]) -> tuple[list[TrialRun], list[str], list[str]]:
+    """Return runs of which each is better than the one before, the settings of the last, and useless settings.
+
+    What a run with a setting asks for is tried, too; together with that setting, if it is no better alone.
+    """
+    runs, cures, waiting = [tried], list[str](), _settings_to_try(tried)
+    names = {word.partition("=")[0] for cure in waiting for word in cure}
+    for cure in waiting:
+        with suppress(PackError):
+            run = measure([*cures, *cure])
+            if is_better := run.is_better_than(runs[-1]):
+                runs, cures = [*runs, run], [*cures, *cure]
+            for more in _settings_to_try(run):
+                if names.isdisjoint(new := {word.partition("=")[0] for word in more}):
+                    names |= new
+                    waiting.append([*([] if is_better else cure), *more])
+    return runs, cures, [word for cure in waiting for word in cure if word not in cures]
 
 
 def _choose_evenly(shards: Sequence[Shard], most: int) -> list[Shard]:
@@ -266,21 +277,10 @@ def _samples_to_show(lengths: Lengths) -> dict[int, str]:
     }
 
 
-def _setting_named_in(detail: str) -> str | None:
-    """Return the first setting that a detail of a loss names as its cure; None: it names none."""
-    match = _SETTING_IN_DETAIL.search(detail)
-    return shlex.split(match[0])[0] if match else None
-
-
-def _mark_useless(detail: str, useless: Sequence[str]) -> str:
-    """Return the detail of a loss, and that the setting which it names does not help, if it was `useless`."""
-    named = _setting_named_in(detail)
-    return f"{detail} ({named} was tried, and does not help)" if named in useless else detail
-
-
-def _settings_to_try(tried: TrialRun, examples: Mapping[str, tuple[str, str]]) -> list[list[str]]:
+def _settings_to_try(tried: TrialRun) -> list[list[str]]:
     """Return lists of settings to try: those that details of losses name, and settings for smaller media."""
-    typed = [[named] for named in dict.fromkeys(_setting_named_in(detail) for _, detail in examples.values()) if named]
+    examples = lost_sample_examples(tried.measured.lengths, tried.config.packing)
+    typed = [[named] for named in dict.fromkeys(setting_named_in(detail) for _, detail in examples.values()) if named]
     if tried.shrink_advice:
         return [*typed, tried.shrink_advice.knob.split()]
     are_dropped = tried.best is not None and tried.best.dropped_tokens_share > MOST_DROPPED
