@@ -86,8 +86,7 @@ class Record:
 def parse_record(value: Any, settings: ReadSettings) -> Record:
     """Normalise one sample's JSON; a list at the root is a list of messages.
 
-    It looks for `messages`, `conversations`, `texts`, `prompts`/`captions`, a caption, a question, a dialect of
-    `dialects.table`, a `text`, in this order; if `settings.messages_key` is set, only for that.
+    `dialects.table.possible_readings` says where it looks for these, in which order.
     """
     return parse_rewritten_record(rewrite_record(value, settings), settings)
 
