@@ -7,10 +7,12 @@
 Measuring, writing and training all use these functions, so that a sample means the same in each of the three.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from energon_pack.samples.dialects.pairs import question_and_answer_turns
+from energon_pack.samples.dialects.rewrite import is_written_chat
 from energon_pack.samples.frame_lists import settings_mark_frame_lists
 from energon_pack.samples.frame_times import patch_position_files, time_marks, with_times_in_text
 from energon_pack.samples.lost_media import refuse_lost_media
@@ -18,7 +20,7 @@ from energon_pack.samples.media.kinds import IMAGE, KINDS
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.member import MemberInput, SampleOptions, media_fields
 from energon_pack.samples.options import options_of
-from energon_pack.samples.placeholders import num_media_before, part_settings, place_media
+from energon_pack.samples.placeholders import has_places, num_media_before, part_settings, place_media
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import MediaPart, Message, Part
 from energon_pack.samples.skip import Reason, Skip
@@ -64,7 +66,11 @@ def placed_record(record: Record, kinds: Sequence[str]) -> PlacedRecord:
 
     `kinds`: the kind of each medium, such as `image`, in the order in which the record lists the media.
     """
+    if len(kinds) == 1 and (caption := caption_of_text(record, kinds)) is not None:
+        turns = question_and_answer_turns(record.prompt_of_text, caption)
+        record = replace(record, messages=turns, is_caption=True)
     messages, order, placeholders_put_in = place_media(record.messages, kinds)
+    _refuse_moved(order, kinds, record.fields)
     refuse_lost_media(messages, kinds, record.empty_media, record.is_caption)
     rejected, other_order, _ = place_media(record.rejected, kinds) if record.rejected else ([], order, False)
     if rejected and (
@@ -80,6 +86,25 @@ def placed_record(record: Record, kinds: Sequence[str]) -> PlacedRecord:
     return PlacedRecord(record, list(kinds).count(IMAGE.kind), messages, order, placeholders_put_in, rejected)
 
 
+def caption_of_text(record: Record, kinds: Sequence[str]) -> str | None:
+    """Return the caption that a raw text is if one medium stands beside it; None: it is another record.
+
+    It has no place for the medium, and is neither JSON nor a chat that was written out. `kinds`: of the media.
+    """
+    if record.prompt_of_text is None or has_places(record.messages, kinds):
+        return None
+    text: str = record.messages[0]["content"]
+    return None if is_written_chat(text) else text.strip()
+
+
+def _refuse_moved(order: Sequence[int], kinds: Sequence[str], fields: Mapping[str, Any]) -> None:
+    """Raise Skip if numbers in the text take media of one kind out of their order, which lists of a field follow."""
+    of_kinds = [[number for number in order if kinds[number] == kind] for kind in {*kinds}]
+    if any(numbers != sorted(numbers) for numbers in of_kinds) and (key := next(filter(fields.get, _BY_MEDIUM), None)):
+        detail = f"the text numbers its media in another order than {key} has: source.map can write both in one order"
+        raise Skip(Reason.PLACEHOLDER_MISMATCH, detail)
+
+
 def _merged_media_settings(listed: Any, in_parts: list[dict[str, Any] | None]) -> list[dict[str, Any] | None]:
     """Merge the settings that a sample lists for its media with those in its content parts; the parts win."""
     if listed is None:
@@ -89,6 +114,8 @@ def _merged_media_settings(listed: Any, in_parts: list[dict[str, Any] | None]) -
     return [{**(a or {}), **(b or {})} or None for a, b in zip(listed, in_parts, strict=True)]
 
 
+#: fields with a list of values, one for each medium
+_BY_MEDIUM = ("patch_positions", "media_settings", "video_frames")
 #: fields that give images times; without them, no file of patch positions is read
 TIME_FIELDS = frozenset(("fps", "patch_positions"))
 
@@ -112,6 +139,7 @@ class ReadSample(NamedTuple):
     drops_nulls: bool = False  # nulls of a table were taken out of it
     removed: Sequence[str] = ()  # names of pictures that are missing, whose places were removed
     rejected: Sequence[Message] = ()  # a pair's rejected side; `messages` hold its chosen one
+    text: Part | None = None  # the txt of its tar that was read beside its JSON
 
     @classmethod
     def of_record(

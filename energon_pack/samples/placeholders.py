@@ -10,7 +10,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
-from energon_pack.errors import amount
+from energon_pack.samples.markers import (
+    amounts,
+    has_marker,
+    refuse_closed_placeholders,
+    with_placeholders_for_markers,
+    without_closing_tags,
+)
 from energon_pack.samples.media.kinds import IMAGE, KINDS, PART_TYPES, VIDEO
 from energon_pack.samples.sample import CONTENT_KEYS, Message, media_type
 from energon_pack.samples.skip import Reason, Skip, key_of_synonyms
@@ -18,12 +24,18 @@ from energon_pack.samples.skip import Reason, Skip, key_of_synonyms
 PLACEHOLDERS = {kind: medium.placeholder for kind, medium in KINDS.items()}
 _PLACEHOLDER = re.compile(f"<({'|'.join(KINDS)})>")
 _PLACEHOLDER_AND_SPACE = re.compile(rf"{_PLACEHOLDER.pattern}\s*")
+_TURN_ADVICE = ": source.map can write messages, with <image> where it stands"
 _PART_SETTING_KEYS = ("name", "settings")  # the key for a content part's settings of its medium
 
 
 def spells_placeholder(text: str) -> bool:
     """Tell whether a text holds a placeholder, such as `<image>`."""
     return _PLACEHOLDER.search(text) is not None
+
+
+def has_places(messages: Sequence[Message], kinds: Sequence[str]) -> bool:
+    """Tell whether texts have a placeholder, or questions another tool's marker, of a medium. `kinds`: of the media."""
+    return num_text_placeholders(messages) > 0 or has_marker(messages, kinds)
 
 
 def num_text_placeholders(messages: Sequence[Message]) -> int:
@@ -37,7 +49,8 @@ def place_media(messages: Sequence[Message], kinds: Sequence[str]) -> tuple[list
 
     A placeholder is plain text if the sample has no media of its kind. If there are more placeholders than media, and
     those outside of the assistant's turns fit exactly, the assistant's placeholders are plain text. Where all media are
-    videos, and as many `<image>` stand in the questions, these become `<video>`: so LLaVA-Video writes them.
+    videos, and as many `<image>` stand in the questions, these become `<video>`: so LLaVA-Video writes them. Where the
+    questions have no placeholder, they may have markers in another tool's spelling (`samples.markers`).
 
     `kinds`: the kind of each medium, in the order the sample lists them.
 
@@ -48,8 +61,9 @@ def place_media(messages: Sequence[Message], kinds: Sequence[str]) -> tuple[list
     messages = [_without_names_and_settings(message) for message in messages]
     if not kinds:
         return messages, [], False
+    messages = without_closing_tags(messages, kinds)
     spelled_kinds = [kind for message in messages for kind in _placeholder_kinds(message, kinds)]
-    inserted = False
+    inserted, order = False, None
     if sorted(spelled_kinds) != sorted(kinds):
         spoken_to = [k for m in messages if m["role"] != "assistant" for k in _placeholder_kinds(m, kinds)]
         if sorted(spoken_to) == sorted(kinds):
@@ -58,11 +72,14 @@ def place_media(messages: Sequence[Message], kinds: Sequence[str]) -> tuple[list
             messages, inserted, spelled_kinds = renamed, True, list(kinds)
         elif spelled_kinds or num_text_placeholders([m for m in messages if m["role"] == "user"]):
             spelled = [k for m in messages for k in _placeholder_kinds(m, tuple(PLACEHOLDERS))]
-            raise Skip(Reason.PLACEHOLDER_MISMATCH, f"{_amounts(spelled)} in the text for {_amounts(kinds)}")
+            raise Skip(Reason.PLACEHOLDER_MISMATCH, f"{amounts(spelled)} in the text for {amounts(kinds)}")
+        elif marked := with_placeholders_for_markers(messages, kinds):
+            messages, order = marked
         else:
             messages, inserted, spelled_kinds = _with_placeholders(messages, kinds), True, list(kinds)
-    if spelled_kinds == [*kinds]:
-        return messages, [*range(len(kinds))], inserted
+    refuse_closed_placeholders(messages, kinds)
+    if order is not None or spelled_kinds == [*kinds]:
+        return messages, order or [*range(len(kinds))], inserted
     waiting = {kind: [i for i, k in enumerate(kinds) if k == kind] for kind in PLACEHOLDERS}
     return messages, [waiting[kind].pop(0) for kind in spelled_kinds], inserted
 
@@ -285,7 +302,7 @@ def _with_placeholders(messages: list[Message], kinds: Sequence[str]) -> list[Me
             else:
                 content = [{"type": kind} for kind in kinds] + content
             return [*messages[:index], {**message, "content": content}, *messages[index + 1 :]]
-    raise Skip(Reason.PLACEHOLDER_MISMATCH, f"no placeholder and no user turn for {_amounts(kinds)}")
+    raise Skip(Reason.PLACEHOLDER_MISMATCH, f"no placeholder and no user turn for {amounts(kinds)}{_TURN_ADVICE}")
 
 
 def _without_names_and_settings(message: Message) -> Message:
@@ -294,7 +311,3 @@ def _without_names_and_settings(message: Message) -> Message:
         return message
     parts = [{key: part[key] for key in part if key not in _PART_SETTING_KEYS} for part in content]
     return {**message, "content": flat_content(parts)}
-
-
-def _amounts(kinds: Sequence[str]) -> str:
-    return ", ".join(amount(n, kind) for kind, n in sorted(Counter(kinds).items())) or "no media"

@@ -11,6 +11,7 @@ from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import Columns, ReadSettings, Roles
 from energon_pack.samples.skip import Skip
+from energon_pack.samples.unread_media import refuse_unread_media
 from energon_pack.sources.jsonl.dialects import RowSettings, parse_row
 from energon_pack.sources.settings import SourceConfig
 
@@ -54,11 +55,62 @@ def test_a_path_in_the_text_is_a_medium_in_its_place() -> None:
         (asked("<img>a.png</img>?", images=["b.png"]), "and other media in the sample"),
         (asked("<image><img>a.png</img>?"), "and other media in the sample"),
         (asked("<img>https://x.y/a.png</img>?"), "img2dataset"),
+        (asked("<audio>a.wav</audio>?", images=["b.png"]), "<audio>a.wav</audio> in a text, and other media"),
+        (asked("<img>b.png</img>, <img>a.png</img>?", images=["a.png", "b.png"]), "and other media in the sample"),
+        (asked("<image>data:image/png;base64,AA==</image>?"), "is read from a value of its own"),
     ],
 )
 def test_a_path_in_the_text_beside_other_media_is_no_guess(value: Any, said: str) -> None:
     assert said_of(value).startswith("unsupported_media")
     assert said in said_of(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "kinds", "expected"),
+    [
+        ("Audio 1: <audio>a.wav</audio>\nWhat is said?", ["audio"], "Audio 1: <audio>\nWhat is said?"),
+        ("<video> v.mp4 </video>What?", ["video"], "<video>What?"),
+        ("<image>a.png</image>What?", ["image"], "<image>What?"),
+        ("<img>a.png</img><audio>b.mp3</audio>What?", ["image", "audio"], "<image><audio>What?"),
+    ],
+)
+def test_a_path_in_a_tag_of_any_kind_is_a_medium_in_its_place(text: str, kinds: list[str], expected: str) -> None:
+    """Qwen-Audio's form lost its sounds: their paths were trained as letters, and nothing said so."""
+    contents, names = placed(asked(text), *kinds)
+    assert contents == [expected, "a"]
+    assert len(names or ()) == len(kinds)
+    listed = {f"{kinds[0]}s": names} if len(kinds) == 1 else {"images": names[:1], "audios": names[1:]}  # type: ignore[index]
+    assert placed(asked(text, **listed), *kinds) == ([expected, "a"], names)  # named twice, it is one
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "Why is <video><source></video> black?",
+        "Is <audio>text</audio> right?",
+        "Fix `<image>a.png</image>`\n```xml\n<video>v.mp4</video>\n```",
+    ],
+)
+def test_tags_of_html_and_code_are_letters(content: str) -> None:
+    assert placed(asked(content)) == ([content, "a"], None)
+    assert placed(asked("q", "<list><audio>a.wav</audio></list>")) == (["q", "<list><audio>a.wav</audio></list>"], None)
+
+
+def test_tags_of_an_xml_in_a_raw_text_or_a_result_of_a_tool_are_letters() -> None:
+    """A text of pre-training may be any file."""
+    xml = "<item><image>logo.png</image><video>v.mp4</video></item>"
+    assert placed({"text": xml}) == ([xml], None)
+    turns = [*asked("q")["messages"][:1], {"role": "tool", "content": xml}, {"role": "assistant", "content": "a"}]
+    assert placed({"messages": turns})[0][1] == xml
+
+
+def test_a_file_in_a_tag_that_has_no_ending_is_not_lost() -> None:
+    """It is opened: what is no medium is text."""
+    for text, kind in (("<audio>clips/0001</audio>What?", "audio"), ("<img>x.lmdb::1</img>What?", "image")):
+        record = parse_row(asked(text), LINES, AUTO)
+        with pytest.raises(Skip, match="media_unread: a tag in the text has '"):
+            refuse_unread_media(record, [], False, lambda _, kind=kind: kind)  # type: ignore[misc]
+        refuse_unread_media(record, [], False, lambda _: None)
 
 
 def test_an_image_in_the_text_stands_for_a_video() -> None:
