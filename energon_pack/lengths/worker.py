@@ -175,7 +175,8 @@ def _read_all(reader: Reader, job: MeasureJob) -> Iterator[tuple[LengthsRow, Rea
             yield row, None
             continue
         row.parts = sample.parts
-        row.positions = list(dict.fromkeys(positions)) if shard.media_root is None else []
+        beside = [*positions, *filter(None, [sample.text])]
+        row.positions = list(dict.fromkeys(beside)) if shard.media_root is None else []
         set_warnings(row, sample, job.method.read)
         if hashes is not None:
             hash_media(row, hashes, shard, sample)
