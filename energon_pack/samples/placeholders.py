@@ -63,7 +63,8 @@ def place_media(messages: Sequence[Message], kinds: Sequence[str]) -> tuple[list
         return messages, [], False
     messages = without_closing_tags(messages, kinds)
     spelled_kinds = [kind for message in messages for kind in _placeholder_kinds(message, kinds)]
-    inserted, order = False, None
+    order: list[int] | None = None
+    inserted = False
     if sorted(spelled_kinds) != sorted(kinds):
         spoken_to = [k for m in messages if m["role"] != "assistant" for k in _placeholder_kinds(m, kinds)]
         if sorted(spoken_to) == sorted(kinds):

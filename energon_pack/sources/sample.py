@@ -101,7 +101,7 @@ def _read_record(
     """Parse a sample's record from its JSON or text, `raw`, and from a txt beside the JSON, which is returned, too."""
     is_tar = isinstance(shard, TarShard) and shard.field_map is None and row.record_part.lower() == "json"
     text = next((part for part in parts if is_tar and part.name.lower() == "txt" and part.size >= 0), None)
-    both = text and json_and_text(raw, reader.read(shard, text))
+    both = json_and_text(raw, reader.read(shard, text)) if text else None
     if both is None:
         return shard.read_record(raw, row.record_part, has_media, settings), None
     return shard.read_record(both, JSON_AND_TEXT, has_media, settings), text

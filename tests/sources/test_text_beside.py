@@ -1,4 +1,4 @@
-"""A txt beside the JSON of a sample in a tar: the caption that a model wrote must not lose against an alt text, or be lost."""
+"""A txt beside the JSON of a sample in a tar: a model's caption neither loses against an alt text, nor is it lost."""
 
 import json
 from collections.abc import Callable
@@ -50,7 +50,7 @@ def test_one_caption_in_two_places_is_one() -> None:
 def test_two_captions_are_no_guess() -> None:
     """The alt text of the web was trained, where a model's caption lay beside it."""
     for key in ("caption", "text"):
-        with pytest.raises(Skip, match="bad_message: its caption is 'alt', and its txt 'A long one.', which say diff"):
+        with pytest.raises(Skip, match=r"bad_message: its caption is 'alt', and its txt 'A long one.', which say diff"):
             read({key: "alt", **IMG2DATASET}, "A long one.")
 
 
