@@ -128,7 +128,7 @@ def load_multi_mix_qa(parts: Parts, settings: ReadSettings = _AUTO_SETTINGS) -> 
 
 
 def _record_of_parts(parts: Parts, settings: ReadSettings) -> Record:
-    txt = parts.get("txt", "")
+    txt = (parts.get("txt") or "") if "json" in parts else parts["txt"]
     try:
         text = txt.removeprefix("\ufeff") if isinstance(txt, str) else txt.decode("utf-8-sig")
     except UnicodeDecodeError:

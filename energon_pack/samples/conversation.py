@@ -93,8 +93,8 @@ def caption_of_text(record: Record, kinds: Sequence[str]) -> str | None:
     """
     if record.prompt_of_text is None or has_places(record.messages, kinds):
         return None
-    text: str = record.messages[0]["content"]
-    return None if is_written_chat(text) else text.strip()
+    text = record.messages[0]["content"]  # parts: a tag in it names the medium
+    return None if not isinstance(text, str) or is_written_chat(text) else text.strip()
 
 
 def _refuse_moved(order: Sequence[int], kinds: Sequence[str], fields: Mapping[str, Any]) -> None:

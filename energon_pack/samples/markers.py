@@ -98,8 +98,9 @@ def with_placeholders_for_markers(
             or come twice, there are more or fewer markers than media, or markers of several spellings.
     """
     found = [*islice(_markers_in(messages, kinds), len(kinds) + 1)]
-    if not found:
-        return None
+    whole = "".join(message["content"] for message in messages if isinstance(message["content"], str))
+    if not found or any(marker.number is not None and whole.count(marker.text) > 1 for marker in found):
+        return None  # markers that come again, in an answer too, are the names of the media, in their order
     media_of = {kind: _media_of_markers(found, kinds, kind) for kind in {*kinds}}
     if None in media_of.values():
         names = ", ".join([*dict.fromkeys(marker.text for marker in found)][:_MAX_NAMED])
@@ -145,7 +146,7 @@ def _media_of_markers(found: Sequence[_Marker], kinds: Sequence[str], kind: str)
 
 def _markers_in(messages: Sequence[Message], kinds: Sequence[str]) -> Iterator[_Marker]:
     for index, message in enumerate(messages):
-        if not _is_question(message) or "<" not in message["content"]:
+        if message["role"] not in ("user", "document") or not _is_question(message) or "<" not in message["content"]:
             continue
         text = CODE.sub(lambda found: "." * len(found[0]), message["content"])
         closed = {found[1]: found.start() for found in _CLOSING_TAG.finditer(text)}

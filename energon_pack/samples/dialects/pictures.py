@@ -20,7 +20,8 @@ _OBJECT_MARKS = ("<ref-object>", "<bbox>")
 #: a tag in a text → the kind of the medium that it names
 _KIND_OF_TAG = {"img": IMAGE.kind, **{kind: kind for kind in KINDS}}
 _MAY_BE_PATH = re.compile(r"\S{1,1024}(?:/|::)\S{1,1024}")
-_CHAT_ROLES = ("user", "system", "developer")
+#: the end of another tag: the text is HTML or XML, such as a page that a user asks about
+_OTHER_END_TAG = re.compile(rf"</(?!(?:{'|'.join(_KIND_OF_TAG)}|ref|box|quad)>)")
 _TAG = re.compile(rf"<({'|'.join(_KIND_OF_TAG)})>([^<>\n]+)</\1>")
 DOWNLOAD_ADVICE = "media are read from files: download it first (img2dataset does), and write the file's name"
 _BASE64_ADVICE = "`data:TYPE;base64,` is read from a value of its own, not from JSON that stands in a text"
@@ -70,9 +71,10 @@ def _tags(text: str, role: str) -> list[_Tag]:
 
     Letters are no tags: in answers, and in code. Documents and results of tools may be XML, where all but `<img>` are.
     """
-    tags: Collection[str] = _KIND_OF_TAG if role in _CHAT_ROLES else () if role == "assistant" else ("img",)
-    if not any(f"</{tag}>" in text for tag in tags):
+    if role == "assistant" or "</" not in text:
         return []
+    is_chat = role == "user" and not _OTHER_END_TAG.search(text)
+    tags: Collection[str] = _KIND_OF_TAG if is_chat else ("img",)
     code = CODE.sub(lambda found: "`" * len(found[0]), text)
     named = [(found, found[2].strip()) for found in _TAG.finditer(code)]
     kinds = ((found, name, kind_by_extension(name.partition("?")[0])) for found, name in named)
@@ -86,9 +88,9 @@ def _tags(text: str, role: str) -> list[_Tag]:
 
 def paths_in_tags(messages: Sequence[Message]) -> Iterator[str]:
     """Yield what questions have in tags that are no media by their names, if it may be a path, as `clips/0001`."""
-    texts = [text for role, text in _roles_and_texts(messages) if role in _CHAT_ROLES and "</" in text]
+    texts = [text for role, text in _roles_and_texts(messages) if role == "user" and "</" in text]
     names = (found[2].strip() for text in texts for found in _TAG.finditer(CODE.sub("", text)))
-    yield from (name for name in names if _MAY_BE_PATH.fullmatch(name) and not kind_by_extension(name))
+    yield from (name for name in names if kind_by_extension(name) or _MAY_BE_PATH.fullmatch(name))
 
 
 def _are_listed(tags: Sequence[_Tag], listed: Sequence[str]) -> bool:
