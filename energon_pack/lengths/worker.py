@@ -42,7 +42,7 @@ _MAX_UNKNOWN_KEYS = 8  # unknown keys of a sample that are reported
 _MAY_HAVE_MEDIA = (Reason.INVALID_JSON, Reason.MISSING_MEDIA, Reason.UNREADABLE_MEDIA, Reason.UNSUPPORTED_MEDIA)
 
 #: Raise this number when measuring the same sample gives other columns or values.
-LENGTHS_VERSION = 29
+LENGTHS_VERSION = 30
 #: Raise this number when the same sample gets other beginnings.
 BEGINNINGS_VERSION = 1
 

@@ -7,7 +7,7 @@
 Measuring, writing and training all use these functions, so that a sample means the same in each of the three.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -20,7 +20,13 @@ from energon_pack.samples.media.kinds import IMAGE, KINDS
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.member import MemberInput, SampleOptions, media_fields
 from energon_pack.samples.options import options_of
-from energon_pack.samples.placeholders import has_places, num_media_before, part_settings, place_media
+from energon_pack.samples.placeholders import (
+    num_media_before,
+    num_text_placeholders,
+    part_settings,
+    place_media,
+    with_our_placeholders,
+)
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import MediaPart, Message, Part
 from energon_pack.samples.skip import Reason, Skip
@@ -66,13 +72,12 @@ def placed_record(record: Record, kinds: Sequence[str]) -> PlacedRecord:
 
     `kinds`: the kind of each medium, such as `image`, in the order in which the record lists the media.
     """
-    if len(kinds) == 1 and (caption := caption_of_text(record, kinds)) is not None:
-        turns = question_and_answer_turns(record.prompt_of_text, caption)
-        record = replace(record, messages=turns, is_caption=True)
-    messages, order, placeholders_put_in = place_media(record.messages, kinds)
-    _refuse_moved(order, kinds, record.fields)
+    record = _with_text_as_caption(record, kinds)
+    messages, order, placeholders_put_in = place_media(record.messages, kinds, record.rejected[-1:])
     refuse_lost_media(messages, kinds, record.empty_media, record.is_caption)
-    rejected, other_order, _ = place_media(record.rejected, kinds) if record.rejected else ([], order, False)
+    rejected, other_order = list[Message](), order
+    if record.rejected:
+        rejected, other_order, _ = place_media(record.rejected, kinds, record.messages[-1:])
     if rejected and (
         num_media_before(messages, kinds)[-2] != len(kinds) or (rejected[:-1], other_order) != (messages[:-1], order)
     ):
@@ -86,23 +91,17 @@ def placed_record(record: Record, kinds: Sequence[str]) -> PlacedRecord:
     return PlacedRecord(record, list(kinds).count(IMAGE.kind), messages, order, placeholders_put_in, rejected)
 
 
-def caption_of_text(record: Record, kinds: Sequence[str]) -> str | None:
-    """Return the caption that a raw text is if one medium stands beside it; None: it is another record.
-
-    It has no place for the medium, and is neither JSON nor a chat that was written out. `kinds`: of the media.
-    """
-    if record.prompt_of_text is None or has_places(record.messages, kinds):
-        return None
-    text = record.messages[0]["content"]  # parts: a tag in it names the medium
-    return None if not isinstance(text, str) or is_written_chat(text) else text.strip()
-
-
-def _refuse_moved(order: Sequence[int], kinds: Sequence[str], fields: Mapping[str, Any]) -> None:
-    """Raise Skip if numbers in the text take media of one kind out of their order, which lists of a field follow."""
-    of_kinds = [[number for number in order if kinds[number] == kind] for kind in {*kinds}]
-    if any(numbers != sorted(numbers) for numbers in of_kinds) and (key := next(filter(fields.get, _BY_MEDIUM), None)):
-        detail = f"the text numbers its media in another order than {key} has: source.map can write both in one order"
-        raise Skip(Reason.PLACEHOLDER_MISMATCH, detail)
+def _with_text_as_caption(record: Record, kinds: Sequence[str]) -> Record:
+    """Return a raw text beside one medium as its caption, unless it has a place for it, or is a chat written out."""
+    if record.prompt_of_text is None or len(kinds) != 1:
+        return record
+    text = record.messages[0]["content"]
+    if not isinstance(text, str) or is_written_chat(text):  # parts: a tag in it names the medium
+        return record
+    if num_text_placeholders(with_our_placeholders(record.messages, kinds)):
+        return record
+    turns = question_and_answer_turns(record.prompt_of_text, text.strip())
+    return replace(record, messages=turns, is_caption=True)
 
 
 def _merged_media_settings(listed: Any, in_parts: list[dict[str, Any] | None]) -> list[dict[str, Any] | None]:
@@ -114,8 +113,6 @@ def _merged_media_settings(listed: Any, in_parts: list[dict[str, Any] | None]) -
     return [{**(a or {}), **(b or {})} or None for a, b in zip(listed, in_parts, strict=True)]
 
 
-#: fields with a list of values, one for each medium
-_BY_MEDIUM = ("patch_positions", "media_settings", "video_frames")
 #: fields that give images times; without them, no file of patch positions is read
 TIME_FIELDS = frozenset(("fps", "patch_positions"))
 
@@ -139,7 +136,7 @@ class ReadSample(NamedTuple):
     drops_nulls: bool = False  # nulls of a table were taken out of it
     removed: Sequence[str] = ()  # names of pictures that are missing, whose places were removed
     rejected: Sequence[Message] = ()  # a pair's rejected side; `messages` hold its chosen one
-    text: Part | None = None  # the txt of its tar that was read beside its JSON
+    text: Part | None = None  # the txt of its tar that is its caption
 
     @classmethod
     def of_record(

@@ -10,13 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
-from energon_pack.samples.markers import (
-    amounts,
-    has_marker,
-    refuse_closed_placeholders,
-    with_placeholders_for_markers,
-    without_closing_tags,
-)
+from energon_pack.errors import amount
+from energon_pack.samples.markers import with_placeholders_for_markers, without_minicpm_marks
 from energon_pack.samples.media.kinds import IMAGE, KINDS, PART_TYPES, VIDEO
 from energon_pack.samples.sample import CONTENT_KEYS, Message, media_type
 from energon_pack.samples.skip import Reason, Skip, key_of_synonyms
@@ -33,26 +28,25 @@ def spells_placeholder(text: str) -> bool:
     return _PLACEHOLDER.search(text) is not None
 
 
-def has_places(messages: Sequence[Message], kinds: Sequence[str]) -> bool:
-    """Tell whether texts have a placeholder, or questions another tool's marker, of a medium. `kinds`: of the media."""
-    return num_text_placeholders(messages) > 0 or has_marker(messages, kinds)
-
-
 def num_text_placeholders(messages: Sequence[Message]) -> int:
     """Count the placeholders, such as `<image>`, in contents that are strings."""
     texts = [text for message in messages if isinstance(text := message["content"], str) and "<" in text]
     return sum(len(_PLACEHOLDER.findall(text)) for text in texts)
 
 
-def place_media(messages: Sequence[Message], kinds: Sequence[str]) -> tuple[list[Message], list[int], bool]:
+def place_media(
+    messages: Sequence[Message], kinds: Sequence[str], answers: Sequence[Message] = ()
+) -> tuple[list[Message], list[int], bool]:
     """Match the placeholders of a conversation with its media.
 
     A placeholder is plain text if the sample has no media of its kind. If there are more placeholders than media, and
     those outside of the assistant's turns fit exactly, the assistant's placeholders are plain text. Where all media are
-    videos, and as many `<image>` stand in the questions, these become `<video>`: so LLaVA-Video writes them. Where the
-    questions have no placeholder, they may have markers in another tool's spelling (`samples.markers`).
+    videos, and as many `<image>` stand in the questions, these become `<video>`: so LLaVA-Video writes them.
 
-    `kinds`: the kind of each medium, in the order the sample lists them.
+    Args:
+        messages: in them, other tools may mark the places of media in their spelling (`samples.markers`).
+        kinds: the kind of each medium, in the order the sample lists them.
+        answers: other answers to the questions, of a preference pair.
 
     Returns:
         The messages as they are stored and rendered, the order of the media by their placeholders (indices into
@@ -61,9 +55,8 @@ def place_media(messages: Sequence[Message], kinds: Sequence[str]) -> tuple[list
     messages = [_without_names_and_settings(message) for message in messages]
     if not kinds:
         return messages, [], False
-    messages = without_closing_tags(messages, kinds)
+    messages = with_our_placeholders(messages, kinds, answers)
     spelled_kinds = [kind for message in messages for kind in _placeholder_kinds(message, kinds)]
-    order: list[int] | None = None
     inserted = False
     if sorted(spelled_kinds) != sorted(kinds):
         spoken_to = [k for m in messages if m["role"] != "assistant" for k in _placeholder_kinds(m, kinds)]
@@ -73,16 +66,28 @@ def place_media(messages: Sequence[Message], kinds: Sequence[str]) -> tuple[list
             messages, inserted, spelled_kinds = renamed, True, list(kinds)
         elif spelled_kinds or num_text_placeholders([m for m in messages if m["role"] == "user"]):
             spelled = [k for m in messages for k in _placeholder_kinds(m, tuple(PLACEHOLDERS))]
-            raise Skip(Reason.PLACEHOLDER_MISMATCH, f"{amounts(spelled)} in the text for {amounts(kinds)}")
-        elif marked := with_placeholders_for_markers(messages, kinds):
-            messages, order = marked
+            raise Skip(Reason.PLACEHOLDER_MISMATCH, f"{_amounts(spelled)} in the text for {_amounts(kinds)}")
         else:
             messages, inserted, spelled_kinds = _with_placeholders(messages, kinds), True, list(kinds)
-    refuse_closed_placeholders(messages, kinds)
-    if order is not None or spelled_kinds == [*kinds]:
-        return messages, order or [*range(len(kinds))], inserted
+    if spelled_kinds == [*kinds]:
+        return messages, [*range(len(kinds))], inserted
     waiting = {kind: [i for i, k in enumerate(kinds) if k == kind] for kind in PLACEHOLDERS}
     return messages, [waiting[kind].pop(0) for kind in spelled_kinds], inserted
+
+
+def with_our_placeholders(
+    messages: Sequence[Message], kinds: Sequence[str], answers: Sequence[Message] = ()
+) -> list[Message]:
+    """Return messages with our placeholders for another tool's in questions; arguments are those of `place_media`."""
+    messages = [
+        {**m, "content": without_minicpm_marks(m["content"])}
+        if m["role"] != "assistant" and isinstance(m["content"], str)
+        else m
+        for m in messages
+    ]
+    if any(_placeholder_kinds(message, tuple(PLACEHOLDERS)) for message in (*messages, *answers)):
+        return messages
+    return with_placeholders_for_markers(messages, kinds, answers)
 
 
 def part_settings(messages: Sequence[Message], kinds: Sequence[str]) -> list[dict[str, Any] | None]:
@@ -303,7 +308,7 @@ def _with_placeholders(messages: list[Message], kinds: Sequence[str]) -> list[Me
             else:
                 content = [{"type": kind} for kind in kinds] + content
             return [*messages[:index], {**message, "content": content}, *messages[index + 1 :]]
-    raise Skip(Reason.PLACEHOLDER_MISMATCH, f"no placeholder and no user turn for {amounts(kinds)}{_TURN_ADVICE}")
+    raise Skip(Reason.PLACEHOLDER_MISMATCH, f"no placeholder and no user turn for {_amounts(kinds)}{_TURN_ADVICE}")
 
 
 def _without_names_and_settings(message: Message) -> Message:
@@ -312,3 +317,7 @@ def _without_names_and_settings(message: Message) -> Message:
         return message
     parts = [{key: part[key] for key in part if key not in _PART_SETTING_KEYS} for part in content]
     return {**message, "content": flat_content(parts)}
+
+
+def _amounts(kinds: Sequence[str]) -> str:
+    return ", ".join(amount(n, kind) for kind, n in sorted(Counter(kinds).items())) or "no media"

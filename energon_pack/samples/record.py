@@ -50,8 +50,7 @@ _NOT_KEPT_AS_FIELDS = (*_KIND_KEYS, "tools", "functions")
 class Record:
     """One sample's normalised JSON, before its media are opened."""
 
-    #: messages with role (system | developer | user | assistant | tool), content (a string, or a list of parts) and
-    #: further keys; or one message of role `document`, a raw text
+    #: messages with role (system | developer | user | assistant | tool) and content (text or parts); or one `document`
     messages: list[Message]
     #: tool schemas for the chat template
     tools: list[Any] | None = None

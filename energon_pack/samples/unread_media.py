@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from energon_pack.samples.dialects.pictures import paths_in_tags
 from energon_pack.samples.dialects.rewrite import parsed_text
 from energon_pack.samples.documents import is_document
 from energon_pack.samples.hint import Hint
@@ -77,9 +76,6 @@ def refuse_unread_media(
     """
     if is_tar and kinds and record.listed_media is None:  # all media of a tar's sample are read
         return
-    for path in paths_in_tags(record.messages):
-        if kind := kind_of(path):
-            raise unread_media_skip(f"a tag in the text has {path[:80]!r},", kind, "", None)
     for field in _fields_to_check(record, kinds):
         for leaf in leaf_values(field.value):
             kind = None if _names_read_medium(leaf, read) else _kind_of_value(leaf, field, kind_of)

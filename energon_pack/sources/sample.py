@@ -7,6 +7,7 @@
 All three then do the same: JSON ─► record ─► placeholders ─► patch positions ─► times ─► `ReadSample`.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,6 +23,7 @@ from energon_pack.samples.cut import (
     media_indices_of_part,
     messages_of_part,
 )
+from energon_pack.samples.dialects.table import with_caption_beside
 from energon_pack.samples.frame_times import load_patch_positions, with_times_in_text
 from energon_pack.samples.hints import without_useless_hint
 from energon_pack.samples.media.kinds import KINDS, VIDEO
@@ -41,7 +43,6 @@ from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, MeasuredRow, SampleRow
 from energon_pack.sources.sample_ratio import source_key
 from energon_pack.sources.shard import Shard, TarShard
-from energon_pack.sources.wds import JSON_AND_TEXT, json_and_text
 
 
 def read_sample(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSettings) -> ReadSample:
@@ -98,13 +99,20 @@ def _read_record(
     has_media: bool,
     settings: ReadSettings,
 ) -> tuple[Record, Part | None]:
-    """Parse a sample's record from its JSON or text, `raw`, and from a txt beside the JSON, which is returned, too."""
-    is_tar = isinstance(shard, TarShard) and shard.field_map is None and row.record_part.lower() == "json"
-    text = next((part for part in parts if is_tar and part.name.lower() == "txt" and part.size >= 0), None)
-    both = json_and_text(raw, reader.read(shard, text)) if text else None
-    if both is None:
+    """Parse a sample's record from its JSON or text, `raw`; return also the txt that was read.
+
+    Where the JSON in a tar has no text, a txt beside it is its caption. `parts`: the txt is one of these.
+    """
+    try:
         return shard.read_record(raw, row.record_part, has_media, settings), None
-    return shard.read_record(both, JSON_AND_TEXT, has_media, settings), text
+    except Skip as skip:
+        text = next((part for part in parts if part.name.lower() == "txt"), None)
+        is_json = isinstance(shard, TarShard) and shard.field_map is None and row.record_part.lower() == "json"
+        is_beside = text is not None and text.size > 0 and is_json and has_media
+        value = with_caption_beside(load_json(raw), reader.read(shard, text), skip) if is_beside else None
+        if value is None:
+            raise
+    return shard.read_record(json.dumps(value).encode(), row.record_part, has_media, settings), text
 
 
 def _find_media(

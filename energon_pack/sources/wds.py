@@ -11,14 +11,12 @@ from itertools import pairwise
 
 import pyarrow as pa
 
-from energon_pack.run.plain_data import parse_json
 from energon_pack.samples.documents import document_of
 from energon_pack.samples.preference import not_a_pair_skip
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record, caption_record, parse_record
 from energon_pack.samples.settings import ReadSettings, SampleType
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.samples.text_beside import parse_record_and_text
 from energon_pack.samples.user_map import map_record
 from energon_pack.sources.dotted_keys import DottedFile, DottedKeyFinder, Member, dotted_key_message
 from energon_pack.sources.other_formats import open_refusing_compressed
@@ -37,8 +35,6 @@ INDEX_SCHEMA = pa.schema(
         ("detail", pa.string()),
     ]
 )
-#: in the place of a part's name: a JSON that has the txt beside it as a field
-JSON_AND_TEXT = "json and txt"
 _MAX_DETAIL_CHARS = 300
 _SKIPPED_FOLDER = re.compile("__[^/]*__/")  # at the start of a path, as in Energon
 #: texts of a question and its answer, which nobody joins
@@ -244,26 +240,8 @@ def _key_of(name: str) -> str:
 # --------------------------------------------------------------------------------------------------- one sample
 
 
-def json_and_text(raw: bytes, text: bytes) -> bytes | None:
-    """Return the JSON of a sample with the txt beside it as its field `txt`, which `source.map` gets, too.
-
-    None: the JSON is read alone: it is no object, or has such a field, or the txt is not UTF-8.
-    """
-    try:
-        value, caption = parse_json(raw), text.decode("utf-8-sig")
-    except ValueError:  # `record_of` reports that of the JSON
-        return None
-    return json.dumps({**value, "txt": caption}).encode() if isinstance(value, dict) and "txt" not in value else None
-
-
 def record_of(raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
-    """Parse the record of a sample from its JSON, or from a text, which is a caption or a document; raises Skip.
-
-    `part`: the name of that part; `JSON_AND_TEXT`: `raw` is what `json_and_text` returned.
-    """
-    if part == JSON_AND_TEXT:
-        value = map_record(load_json(raw), settings)
-        return parse_record_and_text(value, str(value.pop("txt", None) or ""), has_media, settings)
+    """Parse the record of a sample from its JSON, or from a text, which is a caption or a document; raises Skip."""
     if part.lower() == "json":
         return parse_record(map_record(load_json(raw), settings), settings)
     is_document = settings.sample_type is SampleType.document

@@ -11,7 +11,6 @@ from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import Columns, ReadSettings, Roles
 from energon_pack.samples.skip import Skip
-from energon_pack.samples.unread_media import refuse_unread_media
 from energon_pack.sources.jsonl.dialects import RowSettings, parse_row
 from energon_pack.sources.settings import SourceConfig
 
@@ -102,15 +101,6 @@ def test_tags_of_an_xml_in_a_raw_text_or_a_result_of_a_tool_are_letters() -> Non
     assert placed({"text": xml}) == ([xml], None)
     turns = [*asked("q")["messages"][:1], {"role": "tool", "content": xml}, {"role": "assistant", "content": "a"}]
     assert placed({"messages": turns})[0][1] == xml
-
-
-def test_a_file_in_a_tag_that_has_no_ending_is_not_lost() -> None:
-    """It is opened: what is no medium is text."""
-    for text, kind in (("<audio>clips/0001</audio>What?", "audio"), ("<img>x.lmdb::1</img>What?", "image")):
-        record = parse_row(asked(text), LINES, AUTO)
-        with pytest.raises(Skip, match="media_unread: a tag in the text has '"):
-            refuse_unread_media(record, [], False, lambda _, kind=kind: kind)  # type: ignore[misc]
-        refuse_unread_media(record, [], False, lambda _: None)
 
 
 def test_an_image_in_the_text_stands_for_a_video() -> None:

@@ -5,13 +5,13 @@
 """
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from energon_pack.run.address import bucket_of
 from energon_pack.samples.markers import CODE
 from energon_pack.samples.media.kinds import IMAGE, KINDS, MEDIA_KEYS, kind_by_extension
-from energon_pack.samples.placeholders import num_text_placeholders
+from energon_pack.samples.placeholders import spells_placeholder
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
 
@@ -19,10 +19,10 @@ from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
 _OBJECT_MARKS = ("<ref-object>", "<bbox>")
 #: a tag in a text → the kind of the medium that it names
 _KIND_OF_TAG = {"img": IMAGE.kind, **{kind: kind for kind in KINDS}}
-_MAY_BE_PATH = re.compile(r"\S{1,1024}(?:/|::)\S{1,1024}")
+_TAGS = "|".join(_KIND_OF_TAG)
+_TAG = re.compile(rf"<({_TAGS})>([^<>\n]+)</\1>")  # HTML has no </img>
 #: the end of another tag: the text is HTML or XML, such as a page that a user asks about
-_OTHER_END_TAG = re.compile(rf"</(?!(?:{'|'.join(_KIND_OF_TAG)}|ref|box|quad)>)")
-_TAG = re.compile(rf"<({'|'.join(_KIND_OF_TAG)})>([^<>\n]+)</\1>")
+_OTHER_END_TAG = re.compile(rf"</(?!(?:{_TAGS}|ref|box|quad)>)")
 DOWNLOAD_ADVICE = "media are read from files: download it first (img2dataset does), and write the file's name"
 _BASE64_ADVICE = "`data:TYPE;base64,` is read from a value of its own, not from JSON that stands in a text"
 
@@ -36,30 +36,6 @@ def refuse_url(name: str, subject: str) -> None:
         raise Skip(Reason.UNSUPPORTED_MEDIA, f"{subject} {name[:80]!r}: {advice}")
 
 
-def with_tags_as_parts(messages: Sequence[Message], listed: Sequence[str], is_listed: bool) -> list[Message]:
-    """Replace each `<img>a.png</img>` outside of the assistant's turns: by a content part, or by a placeholder.
-
-    A part names its medium. If the sample lists (`listed`) the media of these tags in their order, they become
-    placeholders. `is_listed`: whether it lists any media, here or in its fields.
-
-    Raises:
-        Skip: `unsupported_media`: the sample has other media, too (listed, or placeholders), or a name is a URL.
-    """
-    asked = [message for message in messages if message["role"] != "assistant"]
-    texts = [message for message in asked if isinstance(message["content"], str)]
-    tags = [tag for message in texts for tag in _tags(message["content"], message["role"])]
-    for tag in tags:
-        refuse_url(tag.name, f"{tag.found[0][:80]} in a text names")
-    if len(texts) == len(asked) and listed and _are_listed(tags, listed):
-        return [_with_each_tag(message, lambda tag: KINDS[tag.kind].placeholder) for message in messages]
-    without = [_with_each_tag(message, lambda tag: "") for message in messages]
-    if not tags or len(texts) < len(asked) or is_listed or num_text_placeholders(without):
-        tag_text = tags[0].found[0][:80] if tags else "a tag of a medium"
-        detail = f"{tag_text} in a text, and other media in the sample: list all, and write <image> where each stands"
-        raise Skip(Reason.UNSUPPORTED_MEDIA, detail)
-    return [{**message, "content": _content_parts(message)} for message in messages]
-
-
 class _Tag(NamedTuple):
     found: re.Match[str]
     kind: str
@@ -67,63 +43,68 @@ class _Tag(NamedTuple):
 
 
 def _tags(text: str, role: str) -> list[_Tag]:
-    """Return the tags of a text that hold the name of a medium, or its data.
+    """Return the tags of a text that hold the name of a medium, or its data; an answer has none.
 
-    Letters are no tags: in answers, and in code. Documents and results of tools may be XML, where all but `<img>` are.
+    HTML and XML have all but `<img>…</img>`: outside of questions, in code and beside other end tags they are letters.
     """
     if role == "assistant" or "</" not in text:
         return []
-    is_chat = role == "user" and not _OTHER_END_TAG.search(text)
-    tags: Collection[str] = _KIND_OF_TAG if is_chat else ("img",)
-    code = CODE.sub(lambda found: "`" * len(found[0]), text)
-    named = [(found, found[2].strip()) for found in _TAG.finditer(code)]
-    kinds = ((found, name, kind_by_extension(name.partition("?")[0])) for found, name in named)
-    # a key of images may list any medium, and so may their tag
-    return [
-        _Tag(found, kind if kind and found[1] in ("img", IMAGE.kind) else _KIND_OF_TAG[found[1]], name)
-        for found, name, kind in kinds
-        if (kind or name.startswith("data:")) and found[1] in tags
-    ]
+    is_markup = role != "user" or _OTHER_END_TAG.search(text) is not None
+    outside = text if is_markup else CODE.sub(lambda code: "`" * len(code[0]), text)
+    tags = list[_Tag]()
+    for found in _TAG.finditer(text):
+        name, is_img = found[2].strip(), found[1] == "img"
+        kind = kind_by_extension(name.partition("?")[0])
+        if (kind or name.startswith("data:")) and (is_img or not (is_markup or outside[found.start()] == "`")):
+            # a key of images may list any medium, and so may their tag
+            tags.append(_Tag(found, kind if kind and _KIND_OF_TAG[found[1]] == IMAGE.kind else found[1], name))
+    return tags
 
 
-def paths_in_tags(messages: Sequence[Message]) -> Iterator[str]:
-    """Yield what questions have in tags that are no media by their names, if it may be a path, as `clips/0001`."""
-    texts = [text for role, text in _roles_and_texts(messages) if role == "user" and "</" in text]
-    names = (found[2].strip() for text in texts for found in _TAG.finditer(CODE.sub("", text)))
-    yield from (name for name in names if kind_by_extension(name) or _MAY_BE_PATH.fullmatch(name))
+def with_tags_as_parts(messages: Sequence[Message], listed: Sequence[str], is_listed: bool) -> list[Message]:
+    """Replace each `<img>a.png</img>` outside of the assistant's turns by a content part that names its medium.
+
+    If the sample lists just these media (`listed`), placeholders replace them. `is_listed`: it lists any.
+
+    Raises:
+        Skip: `unsupported_media`: the sample has other media, too, or a name is a URL.
+    """
+    split = [_pieces(message) for message in messages]
+    tags = [piece for pieces in split for piece in pieces if isinstance(piece, _Tag)]
+    rest = "".join(piece for pieces in split for piece in pieces if isinstance(piece, str))
+    has_others = is_listed and [tag.name for tag in tags] != [*listed]
+    if has_others or spells_placeholder(rest) or any(not pieces for pieces in split):
+        tag = tags[0].found[0][:80] if tags else "a tag of a medium"
+        detail = f"{tag} in a text, and other media in the sample: list all, and write <image> where each stands"
+        raise Skip(Reason.UNSUPPORTED_MEDIA, detail)
+    for tag in tags:
+        refuse_url(tag.name, f"{tag.found[0][:80]} in a text names")
+    join = _joined_by_placeholders if listed else _content_parts
+    both = zip(messages, split, strict=True)
+    return [{**message, "content": join(pieces)} if len(pieces) > 1 else message for message, pieces in both]
 
 
-def _are_listed(tags: Sequence[_Tag], listed: Sequence[str]) -> bool:
-    """Tell whether a sample lists exactly the media that its tags name, of each kind that has a tag, in their order."""
-    names = [(kind_by_extension(tag.name), tag.name) for tag in tags]
-    kinds = {kind for kind, _ in names}
-    paths = [(kind, path) for path in listed if (kind := kind_by_extension(path)) in kinds]
-    return len(names) == len(paths) and all(
-        [name for each, name in names if each == kind] == [path for each, path in paths if each == kind]
-        for kind in kinds
-    )
-
-
-def _with_each_tag(message: Message, new: Callable[[_Tag], str]) -> Message:
-    """Return a message with a text in place of each tag; an answer is returned unchanged."""
-    content, texts, start = message["content"], list[str](), 0
-    if not isinstance(content, str):
-        return message
+def _pieces(message: Message) -> list[str | _Tag]:
+    """Split a text at its tags; none: it is a question of content parts."""
+    content, pieces, start = message["content"], list[str | _Tag](), 0
+    if message["role"] == "assistant" or not isinstance(content, str):
+        return [content] if message["role"] == "assistant" else []
     for tag in _tags(content, message["role"]):
-        texts += [content[start : tag.found.start()], new(tag)]
+        pieces += [content[start : tag.found.start()], tag]
         start = tag.found.end()
-    return {**message, "content": "".join([*texts, content[start:]])}
+    return [*pieces, content[start:]]
 
 
-def _content_parts(message: Message) -> str | list[Message]:
-    text, parts, start = message["content"], list[Message](), 0
-    for tag in _tags(text, message["role"]) if isinstance(text, str) else ():
-        parts += [{"type": "text", "text": text[start : tag.found.start()]}] if tag.found.start() > start else []
-        parts.append({"type": tag.kind, "name": tag.name})
-        start = tag.found.end()
-    if not parts:
-        return text
-    return [*parts, {"type": "text", "text": text[start:]}] if start < len(text) else parts
+def _joined_by_placeholders(pieces: Sequence[str | _Tag]) -> str:
+    return "".join(piece if isinstance(piece, str) else KINDS[piece.kind].placeholder for piece in pieces)
+
+
+def _content_parts(pieces: Sequence[str | _Tag]) -> list[Message]:
+    return [
+        {"type": "text", "text": piece} if isinstance(piece, str) else {"type": piece.kind, "name": piece.name}
+        for piece in pieces
+        if piece
+    ]
 
 
 def media_name_in(named: Any) -> Any:
@@ -149,11 +130,10 @@ def with_checked_tags(messages: list[Message], fields: Mapping[str, Any], listed
         if mark := next((m for m in _OBJECT_MARKS if m in whole and m.replace("<", "</") not in whole), None):
             detail = f"{mark} stands for a value of 'objects', which is not put in its place (source.map can write it)"
             raise Skip(Reason.BAD_MESSAGE, detail)
-    for role, text in _roles_and_texts(messages):
-        if _tags(text, role):
-            is_listed = bool(listed) or any(map(fields.get, ("name", "media_files", *MEDIA_KEYS)))
-            return with_tags_as_parts(messages, listed, is_listed)
-    return messages
+    if not any(_tags(text, role) for role, text in _roles_and_texts(messages)):
+        return messages
+    is_listed = bool(listed) or any(map(fields.get, ("name", "media_files", *MEDIA_KEYS)))
+    return with_tags_as_parts(messages, listed, is_listed)
 
 
 def _roles_and_texts(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:

@@ -220,6 +220,22 @@ def _refuse_message(value: Mapping[str, Any]) -> None:
         raise Skip(Reason.BAD_MESSAGE, f"text has the role {role!r}: it is a message, not a conversation: {advice}")
 
 
+def with_caption_beside(value: Any, text: bytes | str, skip: Skip) -> dict[str, Any] | None:
+    """Return a record without any text with the caption that a file beside it holds; None: it is no such record.
+
+    `skip`: why the record is left out.
+    """
+    if skip.reason is not Reason.NO_MESSAGES or skip.hint or not isinstance(value, dict) or not text:
+        return None
+    if value.get("caption") is not None or not _CONVERSATION_FIELDS.isdisjoint(value.keys() - {"caption"}):
+        return None
+    try:
+        caption = text if isinstance(text, str) else text.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return None
+    return {**value, "caption": caption.removeprefix("\ufeff")} if caption.strip() else None
+
+
 def no_conversation_skip(value: Mapping[str, Any], fields: str) -> Skip:
     """Return the Skip for a record without a conversation; its hint names a field of turns, with several roles if any.
 
