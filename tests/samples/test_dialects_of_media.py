@@ -80,6 +80,8 @@ def test_a_path_in_a_tag_of_any_kind_is_a_medium_in_its_place(text: str, kinds: 
     assert len(names or ()) == len(kinds)
     listed = {f"{kinds[0]}s": names} if len(kinds) == 1 else {"images": names[:1], "audios": names[1:]}  # type: ignore[index]
     assert placed(asked(text, **listed), *kinds) == ([expected, "a"], names)  # named twice, it is one
+    in_folder = {key: [f"x/{name}" for name in paths] for key, paths in listed.items()}
+    assert placed(asked(text, **in_folder), *kinds)[0] == [expected, "a"]
 
 
 @pytest.mark.parametrize(

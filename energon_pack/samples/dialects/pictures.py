@@ -47,12 +47,12 @@ def _tags(text: str, role: str) -> list[_Tag]:
 
     HTML and XML have all but `<img>…</img>`: outside of questions, in code and beside other end tags they are letters.
     """
-    if role == "assistant" or "</" not in text:
+    if role == "assistant" or "</" not in text or not (all_found := [*_TAG.finditer(text)]):
         return []
     is_markup = role != "user" or _OTHER_END_TAG.search(text) is not None
     outside = text if is_markup else CODE.sub(lambda code: "`" * len(code[0]), text)
     tags = list[_Tag]()
-    for found in _TAG.finditer(text):
+    for found in all_found:
         name, is_img = found[2].strip(), found[1] == "img"
         kind = kind_by_extension(name.partition("?")[0])
         if (kind or name.startswith("data:")) and (is_img or not (is_markup or outside[found.start()] == "`")):
@@ -71,8 +71,11 @@ def with_tags_as_parts(messages: Sequence[Message], listed: Sequence[str], is_li
     """
     split = [_pieces(message) for message in messages]
     tags = [piece for pieces in split for piece in pieces if isinstance(piece, _Tag)]
-    rest = "".join(piece for pieces in split for piece in pieces if isinstance(piece, str))
-    has_others = is_listed and [tag.name for tag in tags] != [*listed]
+    rest = "\n".join(piece for pieces in split for piece in pieces if isinstance(piece, str))
+    is_same = len(tags) == len(listed) and all(
+        names_file(tag.name, path) for tag, path in zip(tags, listed, strict=True)
+    )
+    has_others = is_listed and not is_same
     if has_others or spells_placeholder(rest) or any(not pieces for pieces in split):
         tag = tags[0].found[0][:80] if tags else "a tag of a medium"
         detail = f"{tag} in a text, and other media in the sample: list all, and write <image> where each stands"
@@ -82,6 +85,11 @@ def with_tags_as_parts(messages: Sequence[Message], listed: Sequence[str], is_li
     join = _joined_by_placeholders if listed else _content_parts
     both = zip(messages, split, strict=True)
     return [{**message, "content": join(pieces)} if len(pieces) > 1 else message for message, pieces in both]
+
+
+def names_file(name: str, path: str) -> bool:
+    """Tell whether a name is a path, or its end, or begins above it."""
+    return f"/{path}".endswith(f"/{name}") or f"/{name}".endswith(f"/{path}")
 
 
 def _pieces(message: Message) -> list[str | _Tag]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from energon_pack.samples.dialects.pictures import refuse_url
+from energon_pack.samples.dialects.pictures import names_file, refuse_url
 from energon_pack.samples.dialects.rewrite import rewrite_record, with_our_names, with_renamed_turns
 from energon_pack.samples.dialects.table import Dialect, turns_of_question
 from energon_pack.samples.frame_lists import frame_list_settings
@@ -121,7 +121,7 @@ def _refuse_unlisted_media(record: Record, paths: Sequence[str]) -> None:
     contents = [message["content"] for message in record.messages if isinstance(message["content"], list)]
     in_parts = [part["name"] for content in contents for part in content if "name" in part]
     for name in [*(record.listed_media or ()), *in_parts]:
-        if not any(f"/{path}".endswith(f"/{name}") or f"/{name}".endswith(f"/{path}") for path in paths):
+        if not any(names_file(name, path) for path in paths):
             where = "a content part" if name in in_parts else "name, or media_files,"
             detail = f"{where} names {name[:80]!r}, and the sample lists {paths[0][:80]!r}: leave one of them out"
             raise Skip(Reason.BAD_MESSAGE, detail)
