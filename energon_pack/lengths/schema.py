@@ -26,7 +26,7 @@ LENGTHS_SCHEMA = pa.schema(
         ("record_offset", pa.int64()),
         ("record_size", pa.int64()),
         ("parts", _PART_TYPE),  # the media, in the order of their placeholders
-        ("positions", wds.PART_TYPE),  # the .npy files of its images, if they are members of its tar
+        ("positions", wds.PART_TYPE),  # in its tar: the .npy files of its images, and a txt beside its JSON
         ("files", _FILES_TYPE),  # its files beside the shard, to notice changes; null: it can have none
         ("media_type", pa.string()),
         ("token_len", pa.int32()),

@@ -19,7 +19,7 @@ from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.cut import CUT_TYPE, schema_with_cut_type
 from energon_pack.samples.flavors.fit import contents_that_do_not_fit
 from energon_pack.samples.lost_media import kinds_without_medium
-from energon_pack.samples.record import begins_with_assistant
+from energon_pack.samples.roles import begins_with_assistant
 from energon_pack.samples.sample import AnyPart, media_type, media_type_by_name
 from energon_pack.samples.settings import ReadSettings, UnreadMedia
 from energon_pack.samples.skip import Reason, Skip
@@ -42,7 +42,7 @@ _MAX_UNKNOWN_KEYS = 8  # unknown keys of a sample that are reported
 _MAY_HAVE_MEDIA = (Reason.INVALID_JSON, Reason.MISSING_MEDIA, Reason.UNREADABLE_MEDIA, Reason.UNSUPPORTED_MEDIA)
 
 #: Raise this number when measuring the same sample gives other columns or values.
-LENGTHS_VERSION = 29
+LENGTHS_VERSION = 30
 #: Raise this number when the same sample gets other beginnings.
 BEGINNINGS_VERSION = 1
 
@@ -175,7 +175,8 @@ def _read_all(reader: Reader, job: MeasureJob) -> Iterator[tuple[LengthsRow, Rea
             yield row, None
             continue
         row.parts = sample.parts
-        row.positions = list(dict.fromkeys(positions)) if shard.media_root is None else []
+        beside = [*positions, *filter(None, [sample.text])]
+        row.positions = list(dict.fromkeys(beside)) if shard.media_root is None else []
         set_warnings(row, sample, job.method.read)
         if hashes is not None:
             hash_media(row, hashes, shard, sample)

@@ -18,9 +18,11 @@ from energon_pack.dataset.manifest import (
 from energon_pack.dataset.source_media import EnergonMediaReader
 from energon_pack.errors import PackError
 from energon_pack.samples.conversation import placed_record
+from energon_pack.samples.dialects.table import with_caption_beside
 from energon_pack.samples.documents import document_of
 from energon_pack.samples.flavors import FLAVORS, UNPACKED_FLAVOR, load_pack, packed_flavor_or_default
 from energon_pack.samples.flavors.base import Flavor, PackedFlavor
+from energon_pack.samples.media.kinds import kind_by_extension
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media_parts import extension_of, listed_parts, media_parts, refuse_other_kinds
 from energon_pack.samples.member import media_fields
@@ -30,6 +32,7 @@ from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record, caption_record, parse_record
 from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import ReadSettings, SampleType, Take, ToolsAs
+from energon_pack.samples.skip import Skip
 from energon_pack.steps.journal import Consumed, Journal
 from energon_pack.steps.position import State, check_states
 from energon_pack.steps.topology import topology_of
@@ -128,7 +131,15 @@ def load_multi_mix_qa(parts: Parts, settings: ReadSettings = _AUTO_SETTINGS) -> 
 def _record_of_parts(parts: Parts, settings: ReadSettings) -> Record:
     if "json" in parts:
         json_part = parts["json"]
-        return parse_record(load_json(json_part) if isinstance(json_part, bytes) else json_part, settings)
+        value = load_json(json_part) if isinstance(json_part, bytes) else json_part
+        try:
+            return parse_record(value, settings)
+        except Skip as skip:
+            has_media = any(map(kind_by_extension, parts))
+            value = with_caption_beside(value, parts.get("txt") or "", skip) if has_media else None
+            if value is None:
+                raise
+        return parse_record(value, settings)
     txt = parts["txt"]
     text = txt.removeprefix("\ufeff") if isinstance(txt, str) else txt.decode("utf-8-sig")
     return Record(document_of(text)) if settings.sample_type is SampleType.document else caption_record(text, settings)

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from energon_pack.samples.dialects.pairs import question_and_answer_turns
+from energon_pack.samples.dialects.rewrite import is_written_chat
 from energon_pack.samples.frame_lists import settings_mark_frame_lists
 from energon_pack.samples.frame_times import patch_position_files, time_marks, with_times_in_text
 from energon_pack.samples.lost_media import refuse_lost_media
@@ -18,7 +20,13 @@ from energon_pack.samples.media.kinds import IMAGE, KINDS
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.member import MemberInput, SampleOptions, media_fields
 from energon_pack.samples.options import options_of
-from energon_pack.samples.placeholders import num_media_before, part_settings, place_media
+from energon_pack.samples.placeholders import (
+    num_media_before,
+    num_text_placeholders,
+    part_settings,
+    place_media,
+    with_our_placeholders,
+)
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import MediaPart, Message, Part
 from energon_pack.samples.skip import Reason, Skip
@@ -64,9 +72,12 @@ def placed_record(record: Record, kinds: Sequence[str]) -> PlacedRecord:
 
     `kinds`: the kind of each medium, such as `image`, in the order in which the record lists the media.
     """
-    messages, order, placeholders_put_in = place_media(record.messages, kinds)
+    record = _with_text_as_caption(record, kinds)
+    messages, order, placeholders_put_in = place_media(record.messages, kinds, record.rejected[-1:])
     refuse_lost_media(messages, kinds, record.empty_media, record.is_caption)
-    rejected, other_order, _ = place_media(record.rejected, kinds) if record.rejected else ([], order, False)
+    rejected, other_order = list[Message](), order
+    if record.rejected:
+        rejected, other_order, _ = place_media(record.rejected, kinds, record.messages[-1:])
     if rejected and (
         num_media_before(messages, kinds)[-2] != len(kinds) or (rejected[:-1], other_order) != (messages[:-1], order)
     ):
@@ -78,6 +89,19 @@ def placed_record(record: Record, kinds: Sequence[str]) -> PlacedRecord:
         }
         record = replace(record, fields=fields)
     return PlacedRecord(record, list(kinds).count(IMAGE.kind), messages, order, placeholders_put_in, rejected)
+
+
+def _with_text_as_caption(record: Record, kinds: Sequence[str]) -> Record:
+    """Return a raw text beside one medium as its caption, unless it has a place for it, or is a chat written out."""
+    if record.prompt_of_text is None or len(kinds) != 1:
+        return record
+    text = record.messages[0]["content"]
+    if not isinstance(text, str) or is_written_chat(text):  # parts: a tag in it names the medium
+        return record
+    if num_text_placeholders(with_our_placeholders(record.messages, kinds)):
+        return record
+    turns = question_and_answer_turns(record.prompt_of_text, text.strip())
+    return replace(record, messages=turns, is_caption=True)
 
 
 def _merged_media_settings(listed: Any, in_parts: list[dict[str, Any] | None]) -> list[dict[str, Any] | None]:
@@ -112,6 +136,7 @@ class ReadSample(NamedTuple):
     drops_nulls: bool = False  # nulls of a table were taken out of it
     removed: Sequence[str] = ()  # names of pictures that are missing, whose places were removed
     rejected: Sequence[Message] = ()  # a pair's rejected side; `messages` hold its chosen one
+    text: Part | None = None  # the txt of its tar that is its caption
 
     @classmethod
     def of_record(

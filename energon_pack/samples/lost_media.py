@@ -12,13 +12,13 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from energon_pack.samples.documents import DOCUMENT
+from energon_pack.samples.markers import CODE, without_minicpm_marks
 from energon_pack.samples.media.kinds import IMAGE, KINDS, MEDIA_KEYS, VIDEO
 from energon_pack.samples.sample import Message
 from energon_pack.samples.settings import ReadSettings, UnreadMedia
 from energon_pack.samples.skip import Reason, Skip
 
 _TAG = re.compile(f"<(/?)({'|'.join(KINDS)})>")
-_CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`", re.DOTALL)
 _LISTING_KEYS = ("media_files", "name")
 
 
@@ -65,7 +65,7 @@ def kinds_without_medium(messages: Sequence[Message], kinds: Collection[str]) ->
 def _kinds_of_placeholders(text: str) -> set[str]:
     """Return the kinds of the tags in a text that are neither in code nor closed behind."""
     kinds, closing = set[str](), Counter[str]()
-    for is_closing, kind in reversed(_TAG.findall(_CODE.sub("", text))):
+    for is_closing, kind in reversed(_TAG.findall(CODE.sub("", without_minicpm_marks(text)))):
         if is_closing:
             closing[kind] += 1
         elif closing[kind]:

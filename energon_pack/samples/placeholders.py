@@ -11,6 +11,7 @@ from itertools import chain
 from typing import Any
 
 from energon_pack.errors import amount
+from energon_pack.samples.markers import with_placeholders_for_markers, without_minicpm_marks
 from energon_pack.samples.media.kinds import IMAGE, KINDS, PART_TYPES, VIDEO
 from energon_pack.samples.sample import CONTENT_KEYS, Message, media_type
 from energon_pack.samples.skip import Reason, Skip, key_of_synonyms
@@ -18,6 +19,7 @@ from energon_pack.samples.skip import Reason, Skip, key_of_synonyms
 PLACEHOLDERS = {kind: medium.placeholder for kind, medium in KINDS.items()}
 _PLACEHOLDER = re.compile(f"<({'|'.join(KINDS)})>")
 _PLACEHOLDER_AND_SPACE = re.compile(rf"{_PLACEHOLDER.pattern}\s*")
+_TURN_ADVICE = ": source.map can write messages, with <image> where it stands"
 _PART_SETTING_KEYS = ("name", "settings")  # the key for a content part's settings of its medium
 
 
@@ -32,14 +34,19 @@ def num_text_placeholders(messages: Sequence[Message]) -> int:
     return sum(len(_PLACEHOLDER.findall(text)) for text in texts)
 
 
-def place_media(messages: Sequence[Message], kinds: Sequence[str]) -> tuple[list[Message], list[int], bool]:
+def place_media(
+    messages: Sequence[Message], kinds: Sequence[str], answers: Sequence[Message] = ()
+) -> tuple[list[Message], list[int], bool]:
     """Match the placeholders of a conversation with its media.
 
     A placeholder is plain text if the sample has no media of its kind. If there are more placeholders than media, and
     those outside of the assistant's turns fit exactly, the assistant's placeholders are plain text. Where all media are
     videos, and as many `<image>` stand in the questions, these become `<video>`: so LLaVA-Video writes them.
 
-    `kinds`: the kind of each medium, in the order the sample lists them.
+    Args:
+        messages: in them, other tools may mark the places of media in their spelling (`samples.markers`).
+        kinds: the kind of each medium, in the order the sample lists them.
+        answers: other answers to the questions, of a preference pair.
 
     Returns:
         The messages as they are stored and rendered, the order of the media by their placeholders (indices into
@@ -48,6 +55,7 @@ def place_media(messages: Sequence[Message], kinds: Sequence[str]) -> tuple[list
     messages = [_without_names_and_settings(message) for message in messages]
     if not kinds:
         return messages, [], False
+    messages = with_our_placeholders(messages, kinds, answers)
     spelled_kinds = [kind for message in messages for kind in _placeholder_kinds(message, kinds)]
     inserted = False
     if sorted(spelled_kinds) != sorted(kinds):
@@ -65,6 +73,21 @@ def place_media(messages: Sequence[Message], kinds: Sequence[str]) -> tuple[list
         return messages, [*range(len(kinds))], inserted
     waiting = {kind: [i for i, k in enumerate(kinds) if k == kind] for kind in PLACEHOLDERS}
     return messages, [waiting[kind].pop(0) for kind in spelled_kinds], inserted
+
+
+def with_our_placeholders(
+    messages: Sequence[Message], kinds: Sequence[str], answers: Sequence[Message] = ()
+) -> list[Message]:
+    """Return messages with our placeholders for another tool's in questions; arguments are those of `place_media`."""
+    messages = [
+        {**m, "content": without_minicpm_marks(m["content"])}
+        if m["role"] != "assistant" and isinstance(m["content"], str)
+        else m
+        for m in messages
+    ]
+    if any(_placeholder_kinds(message, tuple(PLACEHOLDERS)) for message in (*messages, *answers)):
+        return messages
+    return with_placeholders_for_markers(messages, kinds, answers)
 
 
 def part_settings(messages: Sequence[Message], kinds: Sequence[str]) -> list[dict[str, Any] | None]:
@@ -285,7 +308,7 @@ def _with_placeholders(messages: list[Message], kinds: Sequence[str]) -> list[Me
             else:
                 content = [{"type": kind} for kind in kinds] + content
             return [*messages[:index], {**message, "content": content}, *messages[index + 1 :]]
-    raise Skip(Reason.PLACEHOLDER_MISMATCH, f"no placeholder and no user turn for {_amounts(kinds)}")
+    raise Skip(Reason.PLACEHOLDER_MISMATCH, f"no placeholder and no user turn for {_amounts(kinds)}{_TURN_ADVICE}")
 
 
 def _without_names_and_settings(message: Message) -> Message:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from energon_pack.samples.dialects.pairs import question_and_answer_turns, turns_of_pair, turns_of_prompts_and_captions
-from energon_pack.samples.dialects.pictures import media_name_in, with_checked_img_tags
+from energon_pack.samples.dialects.pictures import media_name_in, with_checked_tags
 from energon_pack.samples.dialects.rewrite import rewrite_record
 from energon_pack.samples.dialects.table import fitting_reading, no_conversation_skip
 from energon_pack.samples.documents import DOCUMENT, document_of_answer, is_document
@@ -50,8 +50,7 @@ _NOT_KEPT_AS_FIELDS = (*_KIND_KEYS, "tools", "functions")
 class Record:
     """One sample's normalised JSON, before its media are opened."""
 
-    #: messages with role (system | developer | user | assistant | tool), content (a string, or a list of parts) and
-    #: further keys; or one message of role `document`, a raw text
+    #: messages with role (system | developer | user | assistant | tool) and content (text or parts); or one `document`
     messages: list[Message]
     #: tool schemas for the chat template
     tools: list[Any] | None = None
@@ -75,6 +74,8 @@ class Record:
     is_question: bool = False
     #: whether the settings say that it is a raw text
     is_declared_document: bool = False
+    #: the question of a raw text that is a caption if it has one medium, and no place for it; None: it is none
+    prompt_of_text: str | None = None
     #: whether the settings leave its tools out
     leaves_out_tools: bool = False
     #: whether nulls of a table were taken out of it
@@ -91,8 +92,8 @@ def parse_record(value: Any, settings: ReadSettings) -> Record:
     return parse_rewritten_record(rewrite_record(value, settings), settings)
 
 
-def parse_rewritten_record(value: Any, settings: ReadSettings, lists_media: bool = False) -> Record:
-    """Normalise JSON that `rewrite_record` has rewritten; `lists_media`: the sample also lists media outside of it."""
+def parse_rewritten_record(value: Any, settings: ReadSettings, listed: Sequence[str] = ()) -> Record:
+    """Normalise JSON that `rewrite_record` has rewritten; `listed`: names of media that the sample lists beside it."""
     if isinstance(value, list):
         value = {settings.messages_key or "messages": value}
     if not isinstance(value, dict):
@@ -118,6 +119,7 @@ def parse_rewritten_record(value: Any, settings: ReadSettings, lists_media: bool
     if system and first["role"] not in ("system", DOCUMENT):
         messages.insert(0, {"role": "system", "content": _content(system, 0) if isinstance(system, list) else system})
         used.add(system_key)
+    is_text = used == {"text"} and settings.sample_type is SampleType.auto and not system
     if settings.sample_type in (SampleType.auto, SampleType.document):
         messages = document_of_answer(messages) or messages
     roles = [message["role"] for message in messages]
@@ -134,7 +136,7 @@ def parse_rewritten_record(value: Any, settings: ReadSettings, lists_media: bool
         messages = [with_calls_as_text(message, index) for index, message in enumerate(messages)]
     if settings.frames is Frames.images:
         messages = frame_lists_as_images(messages)
-    messages = with_checked_img_tags(messages, value, lists_media)
+    messages = with_checked_tags(messages, value, listed)
     if isinstance(names := value.get("patch_positions"), list):
         value = {**value, "patch_positions": list(_flat_items(names))}
     listings = [key for key in _MEDIA_LISTING_KEYS if key in value and _is_listing(value[key])]
@@ -151,6 +153,7 @@ def parse_rewritten_record(value: Any, settings: ReadSettings, lists_media: bool
         is_caption="caption" in used,
         is_question=not used.isdisjoint(("question", "questions")),
         is_declared_document=settings.sample_type is SampleType.document,
+        prompt_of_text=settings.caption_prompt if is_text else None,
         leaves_out_tools=is_as_text and (tools is not None or has_calls),
         drops_nulls=without is not None,
     )
@@ -166,12 +169,6 @@ def with_use_audio_setting(record: Record, settings: ReadSettings) -> Record:
     if settings.use_audio_in_video is None or record.fields.get("use_audio_in_video") is not None:
         return record
     return replace(record, fields={**record.fields, "use_audio_in_video": settings.use_audio_in_video})
-
-
-def begins_with_assistant(messages: Sequence[Message]) -> bool:
-    """Tell whether a conversation of several turns begins with an answer, so that its roles may be swapped."""
-    first = next((message["role"] for message in messages if message["role"] != "system"), None)
-    return first == "assistant" and len(messages) > 1
 
 
 def _conversation_fields(settings: ReadSettings) -> tuple[str, ...]:

@@ -1,6 +1,11 @@
 """The roles that turns have in the dialects."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from energon_pack.samples.documents import DOCUMENT
+from energon_pack.samples.sample import ROLE_KEYS, Message
+from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.written_calls import CALL_ROLES
 
 #: roles of the turns that answer
@@ -12,3 +17,19 @@ ROLES = {
     **dict.fromkeys((*ANSWER_ROLES, *CALL_ROLES), "assistant"),
     **dict.fromkeys(("function", "observation", "function_response", "tool_response", "ipython"), "tool"),
 }
+#: who asks and who answers; a text of a `developer` or a `tool` may be any; `prompter` is OpenAssistant's
+_ROLES_OF_MESSAGES = (*(role for role, ours in ROLES.items() if ours in ("user", "assistant")), "prompter")
+
+
+def begins_with_assistant(messages: Sequence[Message]) -> bool:
+    """Tell whether a conversation of several turns begins with an answer, so that its roles may be swapped."""
+    first = next((message["role"] for message in messages if message["role"] != "system"), None)
+    return first == "assistant" and len(messages) > 1
+
+
+def refuse_message(value: Mapping[str, Any]) -> None:
+    """Raise Skip (`bad_message`) for a `text` with a role: one message of a conversation, as OpenAssistant has them."""
+    roles = (role for role in map(value.get, ROLE_KEYS) if isinstance(role, str) and role in _ROLES_OF_MESSAGES)
+    if role := next(roles, None):
+        advice = "write the messages of each conversation as `messages`; source.sample_type=document trains it alone"
+        raise Skip(Reason.BAD_MESSAGE, f"text has the role {role!r}: it is a message, not a conversation: {advice}")

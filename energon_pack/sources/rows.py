@@ -35,7 +35,7 @@ class MeasuredRow(SampleRow):
     """A sample that was measured, or a part of one that was cut: the columns that lengths and the plan share."""
 
     parts: list[MediaPart]  # its media, in the order of their placeholders
-    positions: list[Part]  # the .npy files of the whole sample's images, if they are members of its tar
+    positions: list[Part]  # in a tar, the .npy files of the whole sample's images, and a txt read beside the JSON
     cut: Cut | None  # None: a whole sample
     token_len: int
     num_supervised: int

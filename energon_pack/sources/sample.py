@@ -7,6 +7,7 @@
 All three then do the same: JSON ─► record ─► placeholders ─► patch positions ─► times ─► `ReadSample`.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,6 +23,7 @@ from energon_pack.samples.cut import (
     media_indices_of_part,
     messages_of_part,
 )
+from energon_pack.samples.dialects.table import with_caption_beside
 from energon_pack.samples.frame_times import load_patch_positions, with_times_in_text
 from energon_pack.samples.hints import without_useless_hint
 from energon_pack.samples.media.kinds import KINDS, VIDEO
@@ -38,7 +40,7 @@ from energon_pack.samples.settings import MissingMedia, ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.unread_media import media_file_names, refuse_unread_media, unread_media_skip
 from energon_pack.sources.reader import Reader
-from energon_pack.sources.rows import IndexRow, MeasuredRow
+from energon_pack.sources.rows import IndexRow, MeasuredRow, SampleRow
 from energon_pack.sources.sample_ratio import source_key
 from energon_pack.sources.shard import Shard, TarShard
 
@@ -67,7 +69,7 @@ def _read_indexed(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSet
     seems, raw = media_type_by_name([part.name for part in row.parts]), b""
     try:
         raw = reader.raw(shard, row)
-        record = shard.read_record(raw, row.record_part, seems is not None, settings)
+        record, text = _read_record(reader, shard, row, row.parts, raw, seems is not None, settings)
         seems = record.declared or seems or media_type_by_name(record.listed_media or ())
         find = partial(reader.media, shard, key=source_key(row.key), parts=row.parts)
         record, listed = _find_media(record, settings, find)
@@ -82,10 +84,36 @@ def _read_indexed(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSet
         media = _with_requested(reader, shard, opened, [looked_at[i] for i in placed.order], placed.record.fields)
         positions, marks = _read_positions_and_times(reader, shard, placed, row.key, row.parts)
         parts = [MediaPart(*listed[i], looked_at[i].kind, looked_at[i].extension) for i in placed.order]
-        return ReadSample.of_record(raw, placed, parts, media, positions, marks)
+        return ReadSample.of_record(raw, placed, parts, media, positions, marks)._replace(text=text)
     except Skip as skip:
         skip.media_type = skip.media_type or seems or _guess_media_type_by_names(raw)
         raise
+
+
+def _read_record(
+    reader: Reader,
+    shard: Shard,
+    row: SampleRow,
+    parts: Sequence[Part],
+    raw: bytes,
+    has_media: bool,
+    settings: ReadSettings,
+) -> tuple[Record, Part | None]:
+    """Parse a sample's record from its JSON or text, `raw`; return also the txt that was read.
+
+    Where the JSON in a tar has no text, a txt beside it is its caption. `parts`: the txt is one of these.
+    """
+    try:
+        return shard.read_record(raw, row.record_part, has_media, settings), None
+    except Skip as skip:
+        text = next((part for part in parts if part.name.lower() == "txt"), None)
+        is_json = isinstance(shard, TarShard) and shard.field_map is None and row.record_part.lower() == "json"
+        if text is None or not (text.size and is_json and has_media):
+            raise
+        value = with_caption_beside(load_json(raw), reader.read(shard, text), skip)
+        if value is None:
+            raise
+    return shard.read_record(json.dumps(value).encode(), row.record_part, has_media, settings), text
 
 
 def _find_media(
@@ -161,7 +189,8 @@ def read_without_opening_media(
 ) -> ReadSample:
     """Read a measured sample from its JSON or text, `raw`; its media are not opened, and `media` is empty."""
     kinds = row.cut.sample_media_kinds if row.cut else [part.kind for part in row.parts]
-    record, key = shard.read_record(raw, row.record_part, bool(kinds), settings), source_key(row.key)
+    record, _ = _read_record(reader, shard, row, row.positions, raw, bool(kinds), settings)
+    key = source_key(row.key)
     if settings.missing_media is MissingMedia.remove and is_document_with_named_pictures(
         record
     ):  # as when it was measured

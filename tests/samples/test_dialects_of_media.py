@@ -54,11 +54,56 @@ def test_a_path_in_the_text_is_a_medium_in_its_place() -> None:
         (asked("<img>a.png</img>?", images=["b.png"]), "and other media in the sample"),
         (asked("<image><img>a.png</img>?"), "and other media in the sample"),
         (asked("<img>https://x.y/a.png</img>?"), "img2dataset"),
+        (asked("<audio>a.wav</audio>?", images=["b.png"]), "<audio>a.wav</audio> in a text, and other media"),
+        (asked("<img>b.png</img>, <img>a.png</img>?", images=["a.png", "b.png"]), "and other media in the sample"),
+        (asked("<image>data:image/png;base64,AA==</image>?"), "is read from a value of its own"),
     ],
 )
 def test_a_path_in_the_text_beside_other_media_is_no_guess(value: Any, said: str) -> None:
     assert said_of(value).startswith("unsupported_media")
     assert said in said_of(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "kinds", "expected"),
+    [
+        ("Audio 1: <audio>a.wav</audio>\nWhat is said?", ["audio"], "Audio 1: <audio>\nWhat is said?"),
+        ("<video> v.mp4 </video>What?", ["video"], "<video>What?"),
+        ("<image>a.png</image>What?", ["image"], "<image>What?"),
+        ("<img>a.png</img><audio>b.mp3</audio>What?", ["image", "audio"], "<image><audio>What?"),
+    ],
+)
+def test_a_path_in_a_tag_of_any_kind_is_a_medium_in_its_place(text: str, kinds: list[str], expected: str) -> None:
+    """Qwen-Audio's form lost its sounds: their paths were trained as letters, and nothing said so."""
+    contents, names = placed(asked(text), *kinds)
+    assert contents == [expected, "a"]
+    assert names is not None
+    assert len(names) == len(kinds)
+    listed: dict[str, Any] = {f"{kind}s": [name] for kind, name in zip(kinds, names, strict=True)}
+    assert placed(asked(text, **listed), *kinds) == ([expected, "a"], names)  # named twice, it is one
+    in_folder: dict[str, Any] = {key: [f"x/{name}" for name in paths] for key, paths in listed.items()}
+    assert placed(asked(text, **in_folder), *kinds)[0] == [expected, "a"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "Why is <video><source></video> black?",
+        "Is <audio>text</audio> right?",
+        "Fix `<image>a.png</image>`\n```xml\n<video>v.mp4</video>\n```",
+    ],
+)
+def test_tags_of_html_and_code_are_letters(content: str) -> None:
+    assert placed(asked(content)) == ([content, "a"], None)
+    assert placed(asked("q", "<list><audio>a.wav</audio></list>")) == (["q", "<list><audio>a.wav</audio></list>"], None)
+
+
+def test_tags_of_an_xml_in_a_raw_text_or_a_result_of_a_tool_are_letters() -> None:
+    """A text of pre-training may be any file."""
+    xml = "<item><image>logo.png</image><video>v.mp4</video></item>"
+    assert placed({"text": xml}) == ([xml], None)
+    turns = [*asked("q")["messages"][:1], {"role": "tool", "content": xml}, {"role": "assistant", "content": "a"}]
+    assert placed({"messages": turns})[0][1] == xml
 
 
 def test_an_image_in_the_text_stands_for_a_video() -> None:

@@ -1,6 +1,6 @@
 """Rewrites a record in the terms of this package, before and after its conversation is found. Pure.
 
-JSON ──rewrite_record──► fields as `parse_record` knows them      messages ──with_checked_img_tags──► messages
+JSON ──rewrite_record──► fields as `parse_record` knows them      messages ──with_checked_tags──► messages
 """
 
 import ast
@@ -34,6 +34,12 @@ _MAX_PYTHON_CHARS = 1 << 20  # of a list as Python writes it, whose syntax tree 
 _TEXTS_WITHOUT_COMMA = re.compile(r"""['"]\s+['"]""")
 #: what `datasets.ImageFolder` calls a column of names of files
 FILE_NAME_KEY = re.compile(rf"({'|'.join(MEDIA_KEYS)})_file_names?")
+#: marks of turns in a text that a chat was written out to
+_WRITTEN_TURNS = re.compile(
+    r"<\||\[/?INST\]|<(?:start|end)_of_turn>"
+    r"|(?:^|\s)(?:#+ *)?(?:user|human|assistant|question|answer|instruction|response) ?:",
+    re.IGNORECASE,
+)
 #: fields whose list may be written as JSON text, as a cell of a table has it
 _LIST_FIELDS = frozenset(
     (*MESSAGE_KEYS, *TURN_FIELDS, *MEDIA_KEYS, *chain(*INTERLEAVED_FIELDS.items()), "rejected_messages")
@@ -118,6 +124,12 @@ def _from_image_folder(value: dict[str, Any]) -> dict[str, Any]:
     caption = value_of_synonyms(value, ("text", "caption"))
     value = with_our_names(value, names | {"caption": "text"})
     return {**value, "caption": caption} if "caption" in value else value
+
+
+def is_written_chat(text: str) -> bool:
+    """Tell whether a raw text is a chat that was written out, or JSON."""
+    is_json = text.lstrip()[:1] in ("[", "{") and parsed_text(text) is not None
+    return is_json or _WRITTEN_TURNS.search(text) is not None
 
 
 def rename_fields_and_roles(value: Any, settings: ReadSettings) -> Any:

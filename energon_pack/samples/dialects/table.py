@@ -5,6 +5,7 @@ things are an error of the sample, never a choice. To add a dialect, add a row t
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,8 +23,8 @@ from energon_pack.samples.dialects.pairs import (
 )
 from energon_pack.samples.documents import document_of, text_unless_chat
 from energon_pack.samples.hint import Hint
-from energon_pack.samples.roles import ROLES
-from energon_pack.samples.sample import MESSAGE_KEYS, ROLE_KEYS, Message
+from energon_pack.samples.roles import refuse_message
+from energon_pack.samples.sample import MESSAGE_KEYS, Message
 from energon_pack.samples.settings import ReadSettings, SampleType
 from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
 
@@ -148,14 +149,12 @@ DIALECTS = (
 _DIALECT_FIELDS = frozenset(key for dialect in DIALECTS for key in (*dialect.required_fields, *dialect.optional_fields))
 _CONVERSATION_FIELDS = _DIALECT_FIELDS | {*MESSAGE_KEYS, "prompts", "captions", "caption", "context", "text"}
 #: lists of these beside a conversation are remarks
-_LISTS_BESIDE = ("answers", "context")
+_LISTS_BESIDE = {"answers", "context"}
 _DECIDING_SETTINGS = "source.sample_type, or source.columns.prompt with source.columns.response,"
 _FIELD_ADVICE = (
     "source.messages_key names a field of turns, source.columns.prompt and .response name two of texts; source.map"
     " makes messages of anything else"
 )
-#: who asks and who answers; a text of a `developer` or a `tool` may be any; `prompter` is OpenAssistant's
-_ROLES_OF_MESSAGES = (*(role for role, ours in ROLES.items() if ours in ("user", "assistant")), "prompter")
 
 
 class ConversationReading(NamedTuple):
@@ -216,7 +215,7 @@ def fitting_reading(
     if first is None or (first.name == "text" and not text_unless_chat(value)):
         return None
     if first.name == "text":
-        _refuse_message(value)
+        refuse_message(value)
     if settings.sample_type is SampleType.document:
         return first, {}
     first = _with_thoughts(value, first)
@@ -237,9 +236,7 @@ def _refuse_second_reading(
     value: Mapping[str, Any], first: ConversationReading, ways: Iterator[ConversationReading], others: set[str]
 ) -> None:
     """Raise Skip (`bad_message`) if a record can be read in another way, too; `others`: fields with other texts."""
-    lists = [
-        key for key in sorted(others & _DIALECT_FIELDS) if isinstance(value[key], list) and key not in _LISTS_BESIDE
-    ]
+    lists = sorted(key for key in others & (_DIALECT_FIELDS - _LISTS_BESIDE) if isinstance(value[key], list))
     for name, keys in (*((way.name, way.keys) for way in ways), *((key, (key,)) for key in lists)):
         is_text = isinstance(value[keys[0]], str)
         is_remark = len(keys) == 1 and is_text != (keys[0] in ("caption", "text"))  # a text, or a list of captions
@@ -275,12 +272,19 @@ def _with_thoughts(value: Mapping[str, Any], reading: ConversationReading) -> Co
     return reading._replace(keys=(*reading.keys, *thoughts), make_turns=turns, consumed_keys=(*consumed, *thoughts))
 
 
-def _refuse_message(value: Mapping[str, Any]) -> None:
-    """Raise Skip (`bad_message`) for a `text` with a role: one message of a conversation, as OpenAssistant has them."""
-    roles = (role for role in map(value.get, ROLE_KEYS) if isinstance(role, str) and role in _ROLES_OF_MESSAGES)
-    if role := next(roles, None):
-        advice = "write the messages of each conversation as `messages`; source.sample_type=document trains it alone"
-        raise Skip(Reason.BAD_MESSAGE, f"text has the role {role!r}: it is a message, not a conversation: {advice}")
+def with_caption_beside(value: Any, text: bytes | str, skip: Skip) -> dict[str, Any] | None:
+    """Return a record without any text with the caption that a file beside it holds; None: it is no such record.
+
+    `skip`: why the record is left out.
+    """
+    if skip.reason is not Reason.NO_MESSAGES or skip.hint or not isinstance(value, dict) or not text:
+        return None
+    if value.get("caption") is not None or not _CONVERSATION_FIELDS.isdisjoint(value.keys() - {"caption"}):
+        return None
+    with suppress(UnicodeDecodeError):
+        caption = text.removeprefix("\ufeff") if isinstance(text, str) else text.decode("utf-8-sig")
+        return {**value, "caption": caption} if caption.strip() else None
+    return None
 
 
 def no_conversation_skip(value: Mapping[str, Any], fields: str) -> Skip:

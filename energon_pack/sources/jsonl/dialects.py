@@ -9,11 +9,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from energon_pack.samples.dialects.lost_texts import refuse_unread_options
-from energon_pack.samples.dialects.pictures import refuse_url
+from energon_pack.samples.dialects.pictures import names_file, refuse_url
 from energon_pack.samples.dialects.rewrite import rewrite_record, with_our_names, with_renamed_turns
 from energon_pack.samples.dialects.table import Dialect, turns_of_question
 from energon_pack.samples.frame_lists import frame_list_settings
 from energon_pack.samples.lost_media import empty_media_keys
+from energon_pack.samples.markers import without_minicpm_marks
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, MEDIA_KEYS, PART_TYPES, VIDEO
 from energon_pack.samples.media.medium import RATE_KEYS
 from energon_pack.samples.missing_pictures import is_document_with_named_pictures
@@ -87,7 +88,7 @@ def parse_row(value: Any, rows: RowSettings, settings: ReadSettings) -> Record:
         listed = [medium for key in MEDIA_KEYS if key in value for medium in _listed_media(value.pop(key), key)]
     else:
         listed, empty = [], {}
-    record = parse_rewritten_record(value, settings, bool(listed))
+    record = parse_rewritten_record(value, settings, [path for medium in listed for path in medium.paths])
     record.listed_by_kind = [(medium.key, path) for medium in listed if not medium.is_frames for path in medium.paths]
     record.empty_media = {**record.empty_media, **empty}
     if not listed:
@@ -121,7 +122,7 @@ def _refuse_unlisted_media(record: Record, paths: Sequence[str]) -> None:
     contents = [message["content"] for message in record.messages if isinstance(message["content"], list)]
     in_parts = [part["name"] for content in contents for part in content if "name" in part]
     for name in [*(record.listed_media or ()), *in_parts]:
-        if not any(f"/{path}".endswith(f"/{name}") or f"/{name}".endswith(f"/{path}") for path in paths):
+        if not any(names_file(name, path) for path in paths):
             where = "a content part" if name in in_parts else "name, or media_files,"
             detail = f"{where} names {name[:80]!r}, and the sample lists {paths[0][:80]!r}: leave one of them out"
             raise Skip(Reason.BAD_MESSAGE, detail)
@@ -203,7 +204,7 @@ def _with_images_for_frames(
 
     def marked(content: Any) -> Any:
         if isinstance(content, str):
-            return re.sub("<image>|<video>", lambda matched: mark(matched[0]), content)
+            return re.sub("<image>|<video>", lambda matched: mark(matched[0]), without_minicpm_marks(content))
         return flat_content([new for part in content for new in parts(part)])
 
     messages = [m if m["role"] == "assistant" else {**m, "content": marked(m["content"])} for m in messages]

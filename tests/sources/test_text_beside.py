@@ -1,0 +1,84 @@
+"""A txt beside the JSON of a sample in a tar is its caption where the JSON has no text, and costs nothing elsewhere."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from energon_pack.config import PackConfig
+from energon_pack.loading import load_multi_mix_qa
+from energon_pack.pack import pack
+from energon_pack.samples.dialects.table import with_caption_beside
+from energon_pack.samples.record import parse_record
+from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.skip import Skip
+from support.packed import json_lines, samples
+from support.running import command_here
+from support.samples import chat, picture, write_tar
+
+IMG2DATASET = {"url": "http://a.b/c.jpg", "key": "000", "status": "success", "width": 112}
+
+
+def beside(value: Any, text: bytes | str) -> dict[str, Any] | None:
+    with pytest.raises(Skip) as skip:
+        parse_record(value, ReadSettings())
+    return with_caption_beside(value, text, skip.value)
+
+
+@pytest.mark.parametrize("alt", [{"caption": None}, {}])
+def test_a_caption_that_the_json_lacks_is_in_the_txt(alt: dict[str, Any]) -> None:
+    """Such samples were `no_messages`."""
+    assert beside({**alt, **IMG2DATASET}, b"\xef\xbb\xbfA cat.") == {"caption": "A cat.", **IMG2DATASET}
+    assert beside({**alt, **IMG2DATASET}, "\ufeffA cat.") == {"caption": "A cat.", **IMG2DATASET}
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({"question": "q", "answer": None}, b"A cat."),  # it is no answer
+        ({"caption": [1]}, b"A cat."),
+        ({"messages": []}, b"A cat."),
+        ({"prompt": "A cat"}, b"A cat."),
+        ({"chat": [{"role": "user", "content": "q"}]}, b"A cat."),  # turns, which a setting reads
+        (IMG2DATASET, b" \n"),
+        (IMG2DATASET, b"\xff"),
+    ],
+)
+def test_a_txt_beside_the_parts_of_a_conversation_says_nothing(value: Any, text: bytes) -> None:
+    assert beside(value, text) is None
+
+
+def test_energon_reads_the_same_caption() -> None:
+    parts = {"__key__": "000", "jpg": picture(), "json": json.dumps(IMG2DATASET).encode(), "txt": b"A cat."}
+    assert load_multi_mix_qa(parts)["messages"][1]["content"] == "A cat."
+    for text in (b"A long one.", b"\xff"):
+        read = load_multi_mix_qa({**parts, "json": b'{"caption": "alt"}', "txt": text})
+        assert read["messages"][1]["content"] == "alt"
+    for lacking in ({**parts, "txt": None}, {key: part for key, part in parts.items() if key != "jpg"}):
+        with pytest.raises(Skip, match="no_messages"):
+            load_multi_mix_qa(lacking)
+
+
+def test_packs_hold_the_caption_of_the_txt(config: Callable[..., PackConfig], tmp_path: Path) -> None:
+    """Measured, written, and read again by verify; a txt beside a text is not read, and costs nothing."""
+    members, turns = dict[str, bytes](), chat("<image>q", "b")
+    captions = {"null": None, "alt": "alt"}
+    jsons = {key: json.dumps({"caption": text, **IMG2DATASET}).encode() for key, text in captions.items()}
+    for key, record in {**jsons, "turns": turns, "question": b'{"question": "q", "answer": null}'}.items():
+        members |= {f"{key}.jpg": picture(), f"{key}.json": record, f"{key}.txt": b"A cat."}
+    run = config(write_tar(tmp_path / "s.tar", members), max_skipped=1.0)
+    assert pack(run)["samples_packed"] == 3
+    folder = Path(run.output.dir) / "packed"
+    packs = [json.loads(parts["json"]) for parts in samples(folder).values()]
+    assert sorted(member["messages"][1]["content"] for one in packs for member in one["messages"]) == [
+        "A cat.",
+        "alt",
+        "b",
+    ]
+    assert [(line["sample_id"], line["reason"]) for line in json_lines(folder / "skipped.jsonl")] == [
+        ("s.tar/question", "no_messages")
+    ]
+    clean = command_here("energon_pack.verify", str(folder), "--source", "--num-workers", "1", cwd=tmp_path)
+    assert (clean.returncode, clean.stderr) == (0, ""), clean.stdout
