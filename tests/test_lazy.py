@@ -461,12 +461,32 @@ class OnceMore(Sampler[Any]):
     """Deals a share to two processes, as Accelerate's BatchSamplerShard does."""
 
     num_processes, process_index = 2, 0
+    __module__ = "accelerate.data_loader"
 
     def __init__(self, share: Any):
         self.share = share
 
     def __iter__(self) -> Iterator[Any]:
         yield from islice(self.share, self.process_index, None, self.num_processes)
+
+
+class Knowing(Sampler[Any]):
+    """Gives all of a share, and knows how many ranks there are."""
+
+    num_processes, process_index, num_replicas, rank = 2, 0, 2, 0
+
+    def __init__(self, share: Any):
+        self.share = share
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.share
+
+
+class Pairs(Dataset[Any]):
+    """What a sampler gives, as the items of a dataset."""
+
+    def __getitem__(self, item: Any) -> Any:
+        return item
 
 
 class Listed(Dataset[Any]):
@@ -504,6 +524,7 @@ def test_a_share_of_one_rank_is_not_dealt_to_ranks_once_more() -> None:
     for whole in wrapped(sampler(packs, 0, 1)):  # it was dealt to nobody before
         assert len(list(whole)) == 6
     share = sampler(packs, 1, 2)
+    assert len(list(Knowing(share))) == 6  # it was refused for its names
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(OnceMore, "num_processes", 1)
         assert len(list(OnceMore(share))) == 6
@@ -552,19 +573,39 @@ def test_a_state_outlives_an_epoch_that_is_set_before_it(caplog: pytest.LogCaptu
     for states, expected in (([inside], [whole[1][5:], *whole[2:]]), ([ended], [[], *whole[2:]])):
         caplog.clear()
         again = sampler(packs, 0, 1, states=states)
-        for epoch, items in enumerate(expected):
-            again.set_epoch(epoch)
+        for epoch, items in zip([0] * (not expected[0]) + [*range(len(expected))], expected, strict=False):
+            again.set_epoch(epoch)  # Accelerate does not count an empty loop
             assert list(again) == items
         assert caplog.text.count("set_epoch(0) changes nothing: a state was loaded, which goes on with epoch 1") == 1
         assert caplog.text.count("changes nothing") == 1
         again.set_epoch(7)
         assert {at for at, _ in again} == {7}
+    one.load_state_dict(sampler(packs, 0, 1).state_dict())
+    list(one)
+    again = sampler(packs, 0, 1, states=[one.state_dict()])
+    for epoch, items in ((0, []), (0, whole[1]), (1, whole[2])):
+        again.set_epoch(epoch)
+        assert list(again) == items
     of_names = sampler(packs, 0, 1, states=[inside])
     caplog.clear()
-    for epoch, items in ((1, whole[1][5:]), (2, whole[2]), (0, whole[3])):
+    for epoch, items in ((1, whole[1][5:]), (2, whole[2]), (0, whole[0])):  # it was not gone back for ever
         of_names.set_epoch(epoch)
         assert list(of_names) == items
-    assert "set_epoch(0) changes nothing: a state was loaded, which goes on with epoch 3" in caplog.text
+    assert not caplog.text
+
+
+def test_a_loader_that_keeps_no_state_of_the_sampler_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """Its state has a number of packs alone: the packs of epoch 1 went on with those of epoch 0, and nothing said so.
+
+    Accelerate makes such a loader of a plain DataLoader.
+    """
+    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+    one = sampler(Fake(12), 0, 1)
+    for kind in (DataLoader, stateful):
+        assert next(iter(kind(Pairs(), sampler=one, collate_fn=list)))
+    assert not caplog.text
+    assert next(iter(stateful(Pairs(), batch_sampler=BatchSampler(one, 1, False), collate_fn=list)))
+    assert "BatchSampler deals these packs to a StatefulDataLoader, whose state has their number alone" in caplog.text
 
 
 def test_steps_are_even_whatever_is_shuffled(packs: LazyPackedDataset) -> None:

@@ -20,23 +20,35 @@ class StreamEpoch:
         self._begun_in: int | None = None
         #: 1: workers began the last iteration; 0: this process began it, or will begin the next one anew
         self._in_workers = shared_epoch()
+        #: the number that was given last; None: none
+        self._given: int | None = None
+        #: added to each number that is given; a worker that loads a state writes it, too
+        self._num_before = shared_epoch()
 
     @property
     def is_in_workers(self) -> bool:
         """Whether workers of a loader began the last iteration, and nothing new was set or loaded since."""
         return bool(self._in_workers)
 
-    def set(self, number: int, is_new: bool = False) -> None:
+    def set(self, given: int, is_resumed: bool) -> int:
         """Let the next iteration have this number; if this is no worker, the next one of workers that stay, too.
 
-        `is_new`: that iteration begins elsewhere than before, even if the number is the same.
+        `is_resumed`: a loaded state waits to be read. A number before the state's is the state's.
+
+        Returns:
+            The number, counted on from that of a loaded state where an earlier one was given for it.
         """
-        is_new |= number != self.number
-        self.number, self._begun_in = number, None
-        if get_worker_info() is None:
-            self._shared.fill_(number)
-            if is_new:
-                self._in_workers.fill_(0)
+        if is_resumed:
+            self._num_before.fill_(max(0, self.number - given))
+        self._given, number = given, given + int(self._num_before)
+        self._begin_with(number, number, is_new=number != self.number)
+        return number
+
+    def load(self, number: int) -> None:
+        """Let the next iteration have the number of a state; the one after has that which was given, if it is later."""
+        given = number if self._given is None else self._given
+        self._num_before.fill_(max(0, number - given))
+        self._begin_with(number, max(number, given), is_new=True)
 
     def begin(self) -> None:
         """Begin an iteration, with the number that was set last."""
@@ -44,3 +56,10 @@ class StreamEpoch:
             self.number = int(self._shared)
         self._begun_in = os.getpid()
         self._in_workers.fill_(get_worker_info() is not None)
+
+    def _begin_with(self, number: int, later: int, is_new: bool) -> None:
+        self.number, self._begun_in = number, None
+        if get_worker_info() is None:
+            self._shared.fill_(later)
+            if is_new:
+                self._in_workers.fill_(0)

@@ -128,7 +128,7 @@ def _check_weights(sizes: Sequence[int], weights: Sequence[float]) -> None:
 #: counts over all packs that were yielded; `dropped`: members that could not be encoded; `excess`: tokens beyond
 #: `max_token_len` in longer packs; `removed`: pictures that are missing, whose places were removed
 COUNTERS = ("packs", "samples", "tokens", IMAGE.plural, "dropped", "longest_wait", "excess", "removed")
-_COUNTER_COLUMNS = {name: i for i, name in enumerate((*COUNTERS, *Reason))}
+_COUNTER_COLUMNS = {name: i for i, name in enumerate((*COUNTERS, *(reason.value for reason in Reason)))}
 _MAX_WORKERS = 1024
 
 

@@ -34,8 +34,8 @@ __all__ = ["StreamingPackedDataset"]
 
 _log = logging.getLogger(__name__)
 _COUNTED_ON = (
-    "epoch %d is before that of the loaded state: it is epoch %d, and later ones count on from it (Accelerate counts"
-    " from 0 in each process)"
+    "set_epoch(%d) goes to epoch %d: an epoch before that of the loaded state was set, and now they count on from it"
+    " (Accelerate counts from 0 in each process)"
 )
 
 
@@ -111,8 +111,7 @@ class StreamingPackedDataset(PackDatasetBase, IterableDataset[TrainingPack]):
         self._counters = StreamCounters()
         self._packs: OnlinePacks | None = None
         self._epoch = StreamEpoch()
-        #: added to each epoch that is set
-        self._num_epochs_before = 0
+        self._has_warned = False
         #: states from which the next iteration goes on: of this worker, or of all
         self._states_to_resume: Sequence[Mapping[str, Any]] = [
             lane for state in states for lane in _worker_states(state)
@@ -137,8 +136,12 @@ class StreamingPackedDataset(PackDatasetBase, IterableDataset[TrainingPack]):
         return import_numbered_rows().StreamRows(self, *self.place)
 
     @property
-    def is_resumed(self) -> bool:
-        """Whether states were loaded, and nothing was read since."""
+    def is_sent_on(self) -> bool:
+        """Whether the next iteration is of a later epoch than the first, and goes on with no loaded state."""
+        return bool(self._epoch.number) and not self._is_resumed
+
+    @property
+    def _is_resumed(self) -> bool:
         return bool(self._states_to_resume) and not self._epoch.is_in_workers
 
     def set_epoch(self, epoch: int) -> None:
@@ -146,18 +149,15 @@ class StreamingPackedDataset(PackDatasetBase, IterableDataset[TrainingPack]):
 
         Call it between iterations: a loader's workers begin theirs at different times.
 
-        An epoch before that of loaded states, of which nothing was read, is theirs, and later ones count on from it:
-        Accelerate counts epochs from 0 in each process.
+        If an epoch before that of loaded states is set, before or after they are loaded, it is theirs, and later ones
+        count on from it: Accelerate counts epochs from 0 in each process.
         """
-        epoch += self._num_epochs_before
-        if self.is_resumed and (behind := self._epoch.number - epoch) > 0:
-            if self._place[0] == 0:
-                _log.warning(_COUNTED_ON, epoch, self._epoch.number)
-            self._num_epochs_before += behind
-            epoch = self._epoch.number
-        if epoch != self._epoch.number:
+        former, number = self._epoch.number, self._epoch.set(epoch, self._is_resumed)
+        if number != former:
             self._states_to_resume, self._packs = [], None
-        self._epoch.set(epoch)
+        if number != epoch and self._place[0] == 0 and not self._has_warned:
+            _log.warning(_COUNTED_ON, epoch, number)
+            self._has_warned = True
 
     def peek(self, num: int) -> list[TrainingPack]:
         """Return the first packs of the next iteration, at most `num`, which then has them again; none is counted."""
@@ -194,8 +194,8 @@ class StreamingPackedDataset(PackDatasetBase, IterableDataset[TrainingPack]):
             # states of earlier versions do not name sources
             for saved in {tuple(lane.get("sources", self._identities)) for lane in lanes}:
                 _refuse_other_sources(saved, self._identities)
-            self._states_to_resume, self._num_epochs_before = lanes, 0
-            self._epoch.set(epoch, is_new=True)
+            self._states_to_resume = lanes
+            self._epoch.load(epoch)
             self._make_packs(*_worker_and_num_workers())
 
     def _checked_positions(self, state: Mapping[str, Any]) -> list[Position]:

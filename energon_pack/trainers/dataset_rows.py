@@ -93,11 +93,8 @@ class StreamRows(datasets.IterableDataset):
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the stream's epoch, so that it draws packs in another order.
-
-        0 is for a resumed stream alone, which counts epochs from it: others have already begun.
-        """
-        if epoch or self._packs.is_resumed:  # type: ignore[attr-defined]
+        """Set the stream's epoch, so that it draws packs in another order; 0 does not take it back from a later one."""
+        if epoch or not self._packs.is_sent_on:  # type: ignore[attr-defined]
             self._packs.set_epoch(epoch)  # type: ignore[attr-defined]
 
     def state_dict(self) -> dict[str, Any]:

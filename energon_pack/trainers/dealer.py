@@ -1,12 +1,13 @@
 """Deal the items of epochs to ranks in whole steps, from any place on: what both samplers share."""
 
 import logging
+import sys
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
-from torch.utils.data import Sampler
+from torch.utils.data import BatchSampler, Sampler
 
 from energon_pack.steps.position import Position, State, Taken, numbers_taken_together, positions_of_states
 from energon_pack.steps.topology import Topology
@@ -22,6 +23,10 @@ _NO_WAY_BACK = (
     "set_epoch(%d) changes nothing: a state was loaded, which goes on with epoch %d (Accelerate counts from 0 in each"
     " process)"
 )
+_NO_STATE = (
+    "torch's BatchSampler deals these %s to a StatefulDataLoader, whose state has their number alone: to resume, make"
+    " it from torchdata's StatefulDataLoader(…, sampler=…), which Accelerate takes, too"
+)
 Item = TypeVar("Item")
 
 
@@ -35,7 +40,7 @@ class Dealer(Sampler[Item]):
     _item_word = "packs"
     #: whether a state from the end of an iteration was loaded, and the next one has not begun
     _is_at_end: bool
-    #: whether a state was loaded; and whether it was said that an earlier epoch is not gone to
+    #: whether a state was loaded, whose epoch or a later one was not set yet; and whether it was said that this matters
     _is_resumed, _has_warned = False, False
 
     def __init__(self, stream: str, topology: Topology, rank: int, states: Sequence[State] = ()):
@@ -56,6 +61,8 @@ class Dealer(Sampler[Item]):
         PackError: what reads them deals them to ranks, too.
         """
         refuse_second_dealing(type(self).__name__, self._beginning.ranks)
+        if _is_read_without_state() and self._beginning.rank == 0:
+            _log.warning(_NO_STATE, self._item_word)
         is_over, self._is_at_end = self._is_at_end, False
         if is_over and self._beginning.rank == 0:
             _log.warning(_AT_END)
@@ -80,14 +87,16 @@ class Dealer(Sampler[Item]):
     def set_epoch(self, epoch: int) -> None:
         """Go to the first item of an epoch's iteration, unless this sampler is inside it or was loaded at its end.
 
-        After a state was loaded there is no way back, for Accelerate counts epochs from 0 in each process: the next
-        epoch takes the place of an earlier one.
+        After a state was loaded, the next epoch takes the place of an earlier one, until its own or a later one is set:
+        Accelerate counts epochs from 0 in each process.
         """
         to = self._position if self._is_at_end else self._upcoming_position()
         if self._is_resumed and epoch < to.epoch:
             if self._beginning.rank == 0 and not self._has_warned:
                 _log.warning(_NO_WAY_BACK, epoch, to.epoch)
             self._has_warned, epoch = True, to.epoch
+        elif not self._is_at_end or epoch != to.epoch:  # Accelerate sets an epoch twice, for it counts no empty loop
+            self._is_resumed = False
         if epoch != to.epoch:
             self._is_at_end, following = False, self._upcoming_position()
             to = following if following.epoch == epoch else self._epoch_start_position(epoch)
@@ -148,3 +157,15 @@ class Dealer(Sampler[Item]):
     def _epoch_start_position(self, epoch: int) -> Position:
         """Return the position at the beginning of an epoch's iteration."""
         return replace(self._position, epoch=epoch, before=Taken(), turns=Taken())
+
+
+def _is_read_without_state() -> bool:
+    """Say whether torch's BatchSampler begins to read a sampler for torchdata's loader: it has no state of its own.
+
+    Accelerate makes such a loader of a plain DataLoader, for `use_stateful_dataloader=True`.
+    """
+    reader = sys._getframe(2)
+    loop = reader.f_back  # a method of torch's iterator, which torchdata's calls
+    names = [frame.f_globals.get("__name__", "") for frame in (loop, loop and loop.f_back) if frame is not None]
+    is_torch_s = reader.f_globals.get("__name__") == BatchSampler.__module__
+    return is_torch_s and any(name.startswith("torchdata.") for name in names)

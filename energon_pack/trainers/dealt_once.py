@@ -7,14 +7,14 @@ from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import DistributedSampler
 
 from energon_pack.errors import PackError
 from energon_pack.steps.topology import ranks_here
 
 _log = logging.getLogger(__name__)
-#: what a sampler or dataset that deals calls the number of ranks, and this rank: Accelerate's; torch's and Lightning's
-_DEALING_NAMES = (("num_processes", "process_index"), ("num_replicas", "rank"))
+#: packages whose samplers and datasets with `num_processes` deal to so many ranks; others may only know the number
+_DEALING_PACKAGES = {"accelerate", "transformers"}
 #: how functions are named that iterate: `_iter_with_no_split` is Accelerate's
 _ITERATING = ("__iter__", "_iter_")
 #: the number of tasks that srun or Open MPI started together with this process
@@ -56,7 +56,7 @@ def refuse_second_dealing(dealer: str, ranks: int) -> None:
 
 def _num_ranks(reader: Any) -> int:
     """Return the number of ranks to which a sampler or dataset deals; 1 if it deals to none, or is something else."""
-    if not isinstance(reader, (Sampler, Dataset)):
-        return 1
-    of_names = ([getattr(reader, name, None) for name in names] for names in _DEALING_NAMES)
-    return max((num for num, rank in of_names if isinstance(num, int) and isinstance(rank, int)), default=1)
+    if isinstance(reader, DistributedSampler):  # Lightning's, too
+        return reader.num_replicas
+    modules = {kind.__module__.partition(".")[0] for kind in type(reader).__mro__}
+    return int(getattr(reader, "num_processes", 1)) if modules & _DEALING_PACKAGES else 1

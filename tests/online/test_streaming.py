@@ -419,17 +419,53 @@ def test_a_resumed_stream_counts_epochs_from_its_own(
     assert sorted(name for pack in [*before, *ids(found[0])] for name in pack) == sorted(
         f"{source.name}/{i}" for source in SOURCES for i in range(len(source))
     )
-    assert caplog.text.count("epoch 0 is before that of the loaded state: it is epoch 1, and later ones count on") == 1
+    assert caplog.text.count("set_epoch(0) goes to epoch 1: an epoch before that of the loaded state was set") == 1
     by_number = make(SOURCES, **options, states=states)
     for epoch in (1, 2, 0):
         by_number.set_epoch(epoch)
         assert {pack.key.partition("/")[0] for pack in by_number} == {str(epoch)}
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_state_that_a_loader_loads_after_an_earlier_epoch_was_set(make: Any, num_workers: int) -> None:
+    """Accelerate sets epoch 0, and then the loader loads the state: its second loop was the state's epoch once more.
+
+    An epoch that is set after the loop, or a later one before it, is a name.
+    """
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def loader_of(stream: Any) -> Any:
+        return stateful.StatefulDataLoader(stream, None, num_workers=num_workers)
+
+    first = make(SOURCES, replacement=False, buffer_size=12)
+    first.set_epoch(1)
+    loader = loader_of(first)
+    next(iter(loader))
+    state = loader.state_dict()
+    for named, expected in (((0, 1), ["1", "2"]), ((1, 2), ["1", "2"]), ((None, 2), ["1", "2"]), ((3, 4), ["1", "4"])):
+        again = make(SOURCES, replacement=False, buffer_size=12)
+        loader = loader_of(again)
+        loader.load_state_dict(state)
+        found = []
+        for epoch in named:
+            if epoch is not None:
+                again.set_epoch(epoch)
+            found.append({pack.key.partition("/")[0] for pack in loader}.pop())
+        assert found == expected
+
+
+def test_a_state_is_read_by_torch_load(make: Any, tmp_path: Path) -> None:
+    """Since PyTorch 2.6 it reads plain values alone, as Accelerate's load_state does: keys were members of an enum."""
+    state = make(SOURCES).state_dict()
+    torch.save(state, tmp_path / "state.pt")
+    assert torch.load(tmp_path / "state.pt", weights_only=True) == state
+
+
 class Shard(IterableDataset[Any]):
     """Gives every second item of a stream, as Accelerate's IterableDatasetShard does on each of two processes."""
 
     num_processes, process_index = 2, 0
+    __module__ = "accelerate.data_loader"
 
     def __init__(self, packs: Any):
         self.packs = packs

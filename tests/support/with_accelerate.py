@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset
+from torchdata.stateful_dataloader import StatefulDataLoader
 from train_tiny import tiny_model
 from train_trainer import PackedTrainer
 
@@ -15,6 +16,7 @@ from energon_pack.errors import PackError
 from energon_pack.loading import train_arguments
 from energon_pack.loading.task_encoder import PackedTaskEncoder
 from energon_pack.online.lazy import LazyPackedDataset
+from energon_pack.online.streaming import StreamingPackedDataset
 from energon_pack.trainers.collator import LOSS_KEYS
 from energon_pack.trainers.loss import weighted
 from energon_pack.trainers.samplers import PackSampler
@@ -150,6 +152,42 @@ def test_a_prepared_loader_goes_on_with_its_sampler_s_state(lazy: LazyPackedData
     assert [list(prepared) for _ in range(3)] == [list(expected) for _ in range(3)]
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("kind", ["sampler", "stream", "rows"])
+def test_a_stateful_loader_goes_on_in_its_epoch(
+    lazy: LazyPackedDataset, demo: tuple[Path, Path], cache: Path, tmp_path: Path, kind: str, num_workers: int
+) -> None:
+    """A stream's state was refused by load_state, and the second loop was the first one's epoch once more."""
+
+    def prepared() -> tuple[Any, Any]:
+        accelerate.state.AcceleratorState._reset_state(True)
+        given = accelerate.utils.DataLoaderConfiguration(use_stateful_dataloader=True, dispatch_batches=False)
+        accelerator = accelerate.Accelerator(cpu=True, dataloader_config=given)
+        options: dict[str, Any] = {"num_workers": num_workers, "collate_fn": lambda items: items[0]}
+        if kind == "sampler":
+            loader = StatefulDataLoader(Numbers(), sampler=PackSampler(lazy, 0, 1), **options)
+        else:
+            config = demo_config(demo, cache, tmp_path, packing__max_token_len=1024)
+            packs = StreamingPackedDataset(config, replacement=False, buffer_size=4)
+            loader = torch.utils.data.DataLoader(packs if kind == "stream" else packs.as_dataset(), **options)
+        return accelerator, accelerator.prepare(loader)
+
+    def named(item: Any) -> Any:
+        return item if kind == "sampler" else (item if kind == "stream" else item["pack"]).key
+
+    accelerator, loader = prepared()
+    assert [*loader]
+    first = []
+    for item in loader:
+        first.append(named(item))
+        if len(first) == 2:
+            accelerator.save_state(str(tmp_path / "state"))
+    expected = [first[2:], [*map(named, loader)]]
+    accelerator, again = prepared()
+    accelerator.load_state(str(tmp_path / "state"))
+    assert [[*map(named, again)] for _ in range(2)] == expected
+
+
 def test_gradients_of_accelerate_alone(packs: tuple[Any, Packs]) -> None:
     """Model and optimizer prepared, the loader not, as the page on training says."""
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
@@ -203,7 +241,8 @@ def test_a_weighted_trainer_evaluates_by_weights(packs: tuple[Any, Packs], tmp_p
         for batch in batches
     ]
     settings: dict[str, Any] = {"report_to": "none", "disable_tqdm": True, "use_cpu": True}
-    arguments = tf.TrainingArguments(str(tmp_path), per_device_eval_batch_size=1, **settings)
+    settings |= {"remove_unused_columns": False, "per_device_eval_batch_size": 1}
+    arguments = tf.TrainingArguments(str(tmp_path), **settings)
     trainer: Any = tf.Trainer(model, arguments, eval_dataset=inputs, data_collator=lambda rows: rows[0])
     model.eval()
     with torch.no_grad():
