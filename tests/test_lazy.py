@@ -604,7 +604,7 @@ def test_a_loader_that_keeps_no_state_of_the_sampler_is_named(caplog: pytest.Log
     for kind in (DataLoader, stateful):
         assert next(iter(kind(Pairs(), sampler=one, collate_fn=list)))
     assert not caplog.text
-    assert next(iter(stateful(Pairs(), batch_sampler=BatchSampler(one, 1, False), collate_fn=list)))
+    assert next(iter(stateful(Pairs(), batch_sampler=BatchSampler(one, 1, False), collate_fn=list)))  # type: ignore[arg-type]
     assert "BatchSampler deals these packs to a StatefulDataLoader, whose state has their number alone" in caplog.text
 
 
