@@ -252,6 +252,25 @@ def test_a_transform_gets_the_images_it_was_written_for() -> None:
     assert UserSamples(Formatted(), ReadSettings()).sample_for_measuring(0).media[0].width == 40
 
 
+def test_a_list_of_images_is_not_decoded() -> None:
+    """A column of lists has the feature of its images inside: each would be decoded, and written anew."""
+    image = dataclasses.make_dataclass("Image", [("decode", bool, True)])
+    listed = dataclasses.make_dataclass("List", [("feature", Any)])
+    casts: dict[str, Any] = {}
+
+    class Cast(Formatted):
+        def __init__(self) -> None:
+            self.format = {"type": None}
+            self.features = {"images": listed(image()), "texts": listed(None), "image": image()}
+
+        def cast_column(self, name: str, feature: Any) -> "Cast":
+            casts[name] = feature
+            return self
+
+    UserSamples(Cast(), ReadSettings())
+    assert casts == {"images": listed(image(False)), "image": image(False)}
+
+
 def test_a_limit_takes_the_first_ones() -> None:
     """`source.limit` is for a first try: a stream over all of them would be another one than asked for."""
     items = [{"messages": TURNS[1:]}] * 3

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from energon_pack.training.fixed_shapes import packed_seq_params
 from energon_pack.training.layout import IGNORE, Member, RowForm, neat, seq_idx
-from energon_pack.training.megatron_layouts import multimodal, one_row_per_member, thd
+from energon_pack.training.megatron_layouts import multimodal, one_row_per_member, pad_multiple, thd
 from energon_pack.training.member_encoder import Encoded
 from support.tiny import FAMILIES, alone, make_batch, make_members, make_model
 
@@ -101,6 +101,14 @@ def test_rows_and_mlm() -> None:
     assert batch["labels"].shape == (1, 13)  # its step drops the first
     assert batch["labels"][0, 1:].tolist() == thd(THREE, RowForm(multiple=4))["labels"][0].tolist()
     assert values(batch, "cu_lengths", "max_lengths") == [[[0, 4, 8, 12]], [4]]
+
+
+def test_members_are_padded_to_what_divides_the_packings_multiple() -> None:
+    """A multiple that does not divide it could make a pack longer than it was planned."""
+    assert [pad_multiple(multiple, 8) for multiple in (None, 1, 4, 8)] == [8, 1, 4, 8]
+    for multiple, both in ((3, 24), (16, 16), (0, 8)):
+        with pytest.raises(ValueError, match=f"pad_to_multiple_of={multiple} .* packing.pad_to_multiple_of={both} "):
+            pad_multiple(multiple, 8)
 
 
 def test_a_pack_that_does_not_fit_is_refused() -> None:
