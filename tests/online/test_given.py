@@ -260,7 +260,8 @@ def test_a_list_of_images_is_not_decoded() -> None:
 
     class Cast(Formatted):
         def __init__(self) -> None:
-            self.format = {"type": None}
+            super().__init__()
+            self.format = {"type": "none"}
             self.features = {"images": listed(image()), "texts": listed(None), "image": image()}
 
         def cast_column(self, name: str, feature: Any) -> "Cast":
