@@ -5,7 +5,6 @@ things are an error of the sample, never a choice. To add a dialect, add a row t
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -147,7 +146,7 @@ DIALECTS = (
 
 #: fields of a conversation, or of a part of one, beside those of turns
 _DIALECT_FIELDS = frozenset(key for dialect in DIALECTS for key in (*dialect.required_fields, *dialect.optional_fields))
-_CONVERSATION_FIELDS = _DIALECT_FIELDS | {*MESSAGE_KEYS, "prompts", "captions", "caption", "context", "text"}
+CONVERSATION_FIELDS = _DIALECT_FIELDS | {*MESSAGE_KEYS, "prompts", "captions", "caption", "context", "text"}
 #: lists of these beside a conversation are remarks
 _LISTS_BESIDE = {"answers", "context"}
 _DECIDING_SETTINGS = "source.sample_type, or source.columns.prompt with source.columns.response,"
@@ -219,7 +218,7 @@ def fitting_reading(
     if settings.sample_type is SampleType.document:
         return first, {}
     first = _with_thoughts(value, first)
-    columns, others = settings.columns, {*_CONVERSATION_FIELDS.intersection(value).difference(first.keys)}
+    columns, others = settings.columns, {*CONVERSATION_FIELDS.intersection(value).difference(first.keys)}
     said = normalized_texts([value[key] for key in first.keys]) if others else set()
     texts = {key: normalized_texts(value[key]) for key in others}
     more = {key for key, own in texts.items() if not are_contained(own, said)}
@@ -270,21 +269,6 @@ def _with_thoughts(value: Mapping[str, Any], reading: ConversationReading) -> Co
 
     consumed = reading.keys if reading.consumed_keys is None else reading.consumed_keys
     return reading._replace(keys=(*reading.keys, *thoughts), make_turns=turns, consumed_keys=(*consumed, *thoughts))
-
-
-def with_caption_beside(value: Any, text: bytes | str, skip: Skip) -> dict[str, Any] | None:
-    """Return a record without any text with the caption that a file beside it holds; None: it is no such record.
-
-    `skip`: why the record is left out.
-    """
-    if skip.reason is not Reason.NO_MESSAGES or skip.hint or not isinstance(value, dict) or not text:
-        return None
-    if value.get("caption") is not None or not _CONVERSATION_FIELDS.isdisjoint(value.keys() - {"caption"}):
-        return None
-    with suppress(UnicodeDecodeError):
-        caption = text.removeprefix("\ufeff") if isinstance(text, str) else text.decode("utf-8-sig")
-        return {**value, "caption": caption} if caption.strip() else None
-    return None
 
 
 def no_conversation_skip(value: Mapping[str, Any], fields: str) -> Skip:
