@@ -149,7 +149,7 @@ def _measure_spread_samples(
 
 
 def _try_source(arguments: argparse.Namespace, tried: TrialRun, measure: Callable[[Sequence[str]], TrialRun]) -> None:
-    """Print what the source comes to. `tried`: the run with the given settings; `measure`: makes one with more settings."""
+    """Print what a source comes to. `tried`: a run with the given settings; `measure`: makes one with more of them."""
     config, lengths = tried.config, tried.measured.lengths
     most = None if arguments.full else _MAX_CHARS
     _show_samples(tried.settings, lengths, load_saved_template(tried.measured.method.template_folder), most)
