@@ -53,6 +53,7 @@ def test_a_txt_beside_the_parts_of_a_conversation_says_nothing(value: Any, txt: 
 
 
 def test_energon_reads_the_same_caption() -> None:
+    """A source that Energon trains unpacked would differ from its packs."""
     parts = {"__key__": "000", "jpg": picture(), "json": json.dumps(IMG2DATASET).encode(), "txt": b"A cat."}
     assert load_multi_mix_qa(parts)["messages"][1]["content"] == "A cat."
     for text in (b"A long one.", b"\xff"):

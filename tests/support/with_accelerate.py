@@ -138,7 +138,7 @@ def test_a_share_of_one_rank_is_not_dealt_once_more(lazy: LazyPackedDataset, spl
 
 
 def test_a_prepared_loader_goes_on_with_its_sampler_s_state(lazy: LazyPackedDataset) -> None:
-    """Accelerate sets epoch 0 in a new process, and each later one: it began the first one anew."""
+    """Accelerate sets epoch 0 in a new process, and then each later one: the sampler began epoch 0 anew."""
     sampler = PackSampler(lazy, 0, 1)
     list(sampler)
     stream = iter(sampler)
@@ -157,7 +157,7 @@ def test_a_prepared_loader_goes_on_with_its_sampler_s_state(lazy: LazyPackedData
 def test_a_stateful_loader_goes_on_in_its_epoch(
     lazy: LazyPackedDataset, demo: tuple[Path, Path], cache: Path, tmp_path: Path, kind: str, num_workers: int
 ) -> None:
-    """A stream's state was refused by load_state, and the second loop was the first one's epoch once more."""
+    """`load_state` refused a stream's state, and the second loop had the first one's epoch once more."""
 
     def prepared() -> tuple[Any, Any]:
         accelerate.state.AcceleratorState._reset_state(True)
@@ -230,7 +230,7 @@ def losses(packs: tuple[Any, Packs], kind: Any, folder: Path, collate: Any, **se
 
 
 def test_a_weighted_trainer_evaluates_by_weights(packs: tuple[Any, Packs], tmp_path: Path) -> None:
-    """`eval_loss` was divided by tokens; here a batch is weighted by hand, and so in the recipe's trainer."""
+    """`eval_loss` of both trainers, `weighted` and the recipe's, was divided by tokens: a fraction of the loss."""
     model, stream = tiny_model(packs[0]), iter(packs[1])
     guard(model, packs[0])
     batches = [next(stream) for _ in range(2)]
