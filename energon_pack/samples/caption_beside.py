@@ -25,8 +25,9 @@ def read_with_caption_beside(
     except Skip as skip:
         if skip.reason is not Reason.NO_MESSAGES or skip.hint:
             raise
-        fields, caption = load_json(value) if isinstance(value, bytes) else value, ""
-        with suppress(UnicodeDecodeError):
+        fields = load_json(value) if isinstance(value, bytes) else value
+        caption = ""
+        with suppress(UnicodeDecodeError):  # then it is no caption
             caption = text_of_txt(read_txt() or "") if _has_no_text(fields) else ""
         if not caption.strip():
             raise
