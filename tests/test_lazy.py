@@ -457,7 +457,7 @@ def test_a_finished_iteration_is_finished_whoever_goes_on(caplog: pytest.LogCapt
     assert list(one) == []
 
 
-class OnceMore(Sampler[Any]):
+class SecondDealer(Sampler[Any]):
     """Deals a share to two processes, as Accelerate's BatchSamplerShard does."""
 
     num_processes, process_index = 2, 0
@@ -470,7 +470,7 @@ class OnceMore(Sampler[Any]):
         yield from islice(self.share, self.process_index, None, self.num_processes)
 
 
-class Knowing(Sampler[Any]):
+class WholeShare(Sampler[Any]):
     """Gives all of a share, and knows how many ranks there are."""
 
     num_processes, process_index, num_replicas, rank = 2, 0, 2, 0
@@ -482,14 +482,14 @@ class Knowing(Sampler[Any]):
         yield from self.share
 
 
-class Pairs(Dataset[Any]):
+class SamplerItems(Dataset[Any]):
     """What a sampler gives, as the items of a dataset."""
 
     def __getitem__(self, item: Any) -> Any:
         return item
 
 
-class Listed(Dataset[Any]):
+class ShareItems(Dataset[Any]):
     """A sampler's items by number, as Lightning lists them for torch's DistributedSampler."""
 
     def __init__(self, share: Any):
@@ -499,7 +499,7 @@ class Listed(Dataset[Any]):
         return len(self.share)
 
 
-class Replacing(DistributedSampler[Any]):
+class ReplacementSampler(DistributedSampler[Any]):
     """Takes a sampler's place, as Lightning's DistributedSamplerWrapper does."""
 
     def __iter__(self) -> Iterator[Any]:
@@ -513,8 +513,8 @@ def test_a_share_of_one_rank_is_not_dealt_to_ranks_once_more() -> None:
     packs: Any = Fake(12)
 
     def wrapped(share: Any) -> list[Any]:
-        again = Replacing(Listed(share), 2, 0, shuffle=False)
-        return [OnceMore(share), OnceMore(BatchSampler(share, 1, False)), again, BatchSampler(again, 1, False)]
+        again = ReplacementSampler(ShareItems(share), 2, 0, shuffle=False)
+        return [SecondDealer(share), SecondDealer(BatchSampler(share, 1, False)), again, BatchSampler(again, 1, False)]
 
     for share in (sampler(packs, 1, 2), LengthGroupedSampler([3, 4, 5], 1, rank=0, world_size=3)):
         for once_more in wrapped(share):
@@ -524,10 +524,10 @@ def test_a_share_of_one_rank_is_not_dealt_to_ranks_once_more() -> None:
     for whole in wrapped(sampler(packs, 0, 1)):  # it was dealt to nobody before
         assert len(list(whole)) == 6
     share = sampler(packs, 1, 2)
-    assert len(list(Knowing(share))) == 6  # it was refused for its names
+    assert len(list(WholeShare(share))) == 6  # it was refused for its names
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(OnceMore, "num_processes", 1)
-        assert len(list(OnceMore(share))) == 6
+        patch.setattr(SecondDealer, "num_processes", 1)
+        assert len(list(SecondDealer(share))) == 6
 
 
 def test_a_look_at_who_deals_keeps_nothing_of_a_training() -> None:
@@ -602,9 +602,9 @@ def test_a_loader_that_keeps_no_state_of_the_sampler_is_named(caplog: pytest.Log
     stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
     one = sampler(Fake(12), 0, 1)
     for kind in (DataLoader, stateful):
-        assert next(iter(kind(Pairs(), sampler=one, collate_fn=list)))
+        assert next(iter(kind(SamplerItems(), sampler=one, collate_fn=list)))
     assert not caplog.text
-    assert next(iter(stateful(Pairs(), batch_sampler=BatchSampler(one, 1, False), collate_fn=list)))  # type: ignore[arg-type]
+    assert next(iter(stateful(SamplerItems(), batch_sampler=BatchSampler(one, 1, False), collate_fn=list)))  # type: ignore[arg-type]
     assert "BatchSampler deals these packs to a StatefulDataLoader, whose state has their number alone" in caplog.text
 
 

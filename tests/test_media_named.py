@@ -99,8 +99,8 @@ def read(path: Path, settings: ReadSettings | None = None) -> list[str]:
 
 #: fields that are read as media, or would be if the file were there, where `source.columns` names them
 READ_BY_A_SETTING = (
-    *("imgae", "Images", "vidoes", "audoi", "url", "image_id", "pics", "vidoe", "picture", "image_url", "video_url"),
-)
+    "imgae", "Images", "vidoes", "audoi", "url", "image_id", "pics", "vidoe", "picture", "image_url", "video_url",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_a_caption_or_question_whose_medium_has_no_file_is_not_trained_alone(
 
 
 def test_an_id_that_pandas_left_empty_is_none() -> None:
-    """Questions of text, in one table with those of images, were lost."""
+    """Questions without an image, in one table with those of images, were lost."""
     assert UserSamples([{"image_id": float("nan"), **ASKED}], ReadSettings(), None).read(0)[0].kinds == []
 
 

@@ -12,8 +12,7 @@ import re
 import shlex
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -27,38 +26,36 @@ from energon_pack.inspect.lost_samples import (
     mark_useless,
     print_cut_off_tokens,
     print_lost_samples,
-    setting_named_in,
     settings_that_allow_lost_samples,
     why_would_not_publish,
 )
 from energon_pack.inspect.source import look_at_sample, print_rejected_side
+from energon_pack.inspect.trial_run import TrialRun, find_cures
 from energon_pack.lengths.index import every_nth_sample
 from energon_pack.plan.items import Lengths
-from energon_pack.plan.pack_lengths import LengthFigures, TriedLength, try_pack_lengths
-from energon_pack.plan.report import num_lost_to_bad_data
+from energon_pack.plan.pack_lengths import TriedLength, try_pack_lengths
 from energon_pack.plan.settings import CUTTING_POLICIES
 from energon_pack.report.contact_sheet import read_lengths_rows
-from energon_pack.report.images import ShrinkAdvice, advise_to_shrink
+from energon_pack.report.images import advise_to_shrink
 from energon_pack.report.remark import share_of_samples
 from energon_pack.report.terminal_summary import print_choices
 from energon_pack.report.views.screens import member_blocks, print_blocks, print_heading
 from energon_pack.report.views.text import Sentence
-from energon_pack.report.which_length import MOST_DROPPED, length_advice, lengths_to_try_if_unset, recommend_length
+from energon_pack.report.which_length import length_advice, lengths_to_try_if_unset, recommend_length
 from energon_pack.run.command import EXIT_CODES, positive_int, run_tool, tool_parser
 from energon_pack.run.console import say
 from energon_pack.run.executors import Executor
 from energon_pack.run.progress import Progress
 from energon_pack.run.user_cache import user_cache_folder
-from energon_pack.run.workshop import Workshop, executor_of
+from energon_pack.run.workshop import executor_of
 from energon_pack.samples.hint import setting_word
-from energon_pack.samples.media.kinds import MEDIA_TYPES, VIDEO
+from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.sources.mixture import default_name
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.source_path import source_summary
 from energon_pack.sources.storage import path_in
 from energon_pack.stages import measuring
-from energon_pack.stages.measuring import Measured
 from energon_pack.stages.places import prepare_places
 from energon_pack.stages.planning import plan_source
 from energon_pack.steps.cost import max_positions
@@ -69,7 +66,6 @@ _MAX_MEASURED_FILES = 64
 _MAX_MEASURED_SAMPLES = 10_000
 _NUM_SHOWN_SAMPLES = 5
 _MAX_CHARS = 600  # of the text of a sample
-_FEWER_FRAMES = ["media=fps", "media.fps=1"]
 _STAGE_NAMES = "index", "processor", "lengths", "plan"
 _EXAMPLES = (
     "/data/FineVision model.processor=/models/Qwen3-VL-8B-Instruct",
@@ -90,7 +86,8 @@ def main() -> int:
 
         def config_with(cures: Sequence[str] = ()) -> PackConfig:
             config = compose_config([*arguments.overrides, *cures])
-            output, source = replace(config.output, dir=folder, name="try"), replace(config.source, path=arguments.path)
+            output = replace(config.output, dir=folder, name="try")
+            source = replace(config.source, path=arguments.path)
             return replace(config, output=output, source=source, cache_dir=config.cache_dir or _user_cache() or folder)
 
         with executor_of(config_with().executor) as executor:
@@ -98,7 +95,7 @@ def main() -> int:
             def measure(cures: Sequence[str] = (), is_first: bool = False) -> TrialRun:
                 return _measure_spread_samples(config_with(cures), executor, arguments, is_first)
 
-            _try_source(arguments, measure)
+            _try_source(arguments, measure(is_first=True), measure)
     return 0
 
 
@@ -110,35 +107,6 @@ def _user_cache() -> str | None:
     except OSError:
         return None
     return str(folder) if os.access(folder, os.W_OK) else None
-
-
-@dataclass(frozen=True)
-class TrialRun:
-    """Some samples, spread over the source, measured with one set of settings, and estimates for the whole source."""
-
-    config: PackConfig
-    settings: StageSettings
-    workshop: Workshop
-    num_files: int
-    measured: Measured
-    sample_every: int  # one sample in so many is measured
-    sample_share: float  # of the samples of all files
-    choices: LengthFigures  # scaled to the whole source
-    best: TriedLength | None
-    shrink_advice: ShrinkAdvice | None
-
-    @property
-    def num_lost_to_bad_data(self) -> int:
-        return num_lost_to_bad_data(self.measured.lengths.reasons)
-
-    @property
-    def _rank(self) -> tuple[int, int, int]:
-        longest = self.best.max_token_len if self.best else 1 << 62
-        return self.num_lost_to_bad_data, longest, self.choices.tokens
-
-    def is_better_than(self, other: "TrialRun") -> bool:
-        """Tell whether this run loses fewer samples than another; or as many, with shorter packs or fewer tokens."""
-        return self._rank < other._rank
 
 
 def _measure_spread_samples(
@@ -166,18 +134,28 @@ def _measure_spread_samples(
     choices = try_pack_lengths(measured.lengths, config.packing, tried, positions)
     choices = replace(choices, lens=[row.scaled(1 / share) for row in choices.lens])
     best = recommend_length(choices.lens)
-    first, num = advise_to_shrink(measured.lengths, media_rules_of(folder), tried), len(source.shards)
-    return TrialRun(config, settings, workshop, num, measured, step, share, choices, best and best.choice, first)
+    return TrialRun(
+        config=config,
+        settings=settings,
+        workshop=workshop,
+        num_files=len(source.shards),
+        measured=measured,
+        sample_every=step,
+        sample_share=share,
+        choices=choices,
+        best=best and best.choice,
+        shrink_advice=advise_to_shrink(measured.lengths, media_rules_of(folder), tried),
+    )
 
 
-def _try_source(arguments: argparse.Namespace, measure: Callable[..., TrialRun]) -> None:
-    tried = measure(is_first=True)
+def _try_source(arguments: argparse.Namespace, tried: TrialRun, measure: Callable[[Sequence[str]], TrialRun]) -> None:
+    """Print what a source comes to. `tried`: a run with the given settings; `measure`: makes one with more of them."""
     config, lengths = tried.config, tried.measured.lengths
     most = None if arguments.full else _MAX_CHARS
     _show_samples(tried.settings, lengths, load_saved_template(tried.measured.method.template_folder), most)
     examples = lost_sample_examples(lengths, config.packing)
-    runs, cures, useless = _find_cures(tried, measure)
-    cured = runs[-1]
+    better, cures, useless = find_cures(tried, measure)
+    cured = better[-1] if better else tried
     print_heading("── what would be lost")
     print_lost_samples(lengths, {why: (name, mark_useless(text, useless)) for why, (name, text) in examples.items()})
     if config.packing.overlong in CUTTING_POLICIES:
@@ -189,12 +167,12 @@ def _try_source(arguments: argparse.Namespace, measure: Callable[..., TrialRun])
     if tried.sample_share < 1:
         some = f"{min(tried.num_files, _MAX_MEASURED_FILES):,} of {amount(tried.num_files, 'file')}"
         say(f"measured: 1 sample in {tried.sample_every:,}, of {some}")
-    advice = [*dict.fromkeys(str(run.shrink_advice) for run in runs if run.shrink_advice)]
-    own = bool(tried.shrink_advice)  # of these, whether the first is of the settings as they are
-    print_choices(tried.choices, advice[:own])
+    advice = [str(tried.shrink_advice)] if tried.shrink_advice else []
+    print_choices(tried.choices, advice)
     if cures:
         say(f"with {' '.join(cures)}, measured again: {cured.num_lost_to_bad_data:,} lost; of these lengths:")
-        print_choices(cured.choices, advice[own:])
+        later_advice = dict.fromkeys(str(run.shrink_advice) for run in better if run.shrink_advice)
+        print_choices(cured.choices, [text for text in later_advice if text not in advice])
     if cured.best is None:
         raise PackError("report.lens: every sample is longer than all of them")
     say(length_advice(cured.choices.lens))
@@ -205,29 +183,10 @@ def _try_source(arguments: argparse.Namespace, measure: Callable[..., TrialRun])
     allowed = settings_that_allow_lost_samples(cured.measured.lengths, config.max_skipped)
     _print_next_commands(arguments, cured.best, [*cures, *allowed])
     without = "".join(f" without {setting}" for setting in allowed)
-    for state, those in ((f"with {' '.join(cures)}, too,", cured), (f"without {' '.join(cures)}", tried)):
-        lengths = those.measured.lengths
-        if why := why_would_not_publish(lengths, those.choices, those.best, config.packing, config.max_skipped):
+    for state, run in ((f"with {' '.join(cures)}, too,", cured), (f"without {' '.join(cures)}", tried)):
+        lengths = run.measured.lengths
+        if why := why_would_not_publish(lengths, run.choices, run.best, config.packing, config.max_skipped):
             raise SamplesLost(f"{why}: {state if cures else 'so'} nothing would be published{without}")
-
-
-def _find_cures(tried: TrialRun, measure: Callable[..., TrialRun]) -> tuple[list[TrialRun], list[str], list[str]]:
-    """Return runs of which each is better than the one before, the settings of the last, and useless settings.
-
-    What a run with a setting asks for is tried, too; together with that setting, if it is no better alone.
-    """
-    runs, cures, waiting = [tried], list[str](), _settings_to_try(tried)
-    names = {word.partition("=")[0] for cure in waiting for word in cure}
-    for cure in waiting:
-        with suppress(PackError):
-            run = measure([*cures, *cure])
-            if is_better := run.is_better_than(runs[-1]):
-                runs, cures = [*runs, run], [*cures, *cure]
-            for more in _settings_to_try(run):
-                if names.isdisjoint(new := {word.partition("=")[0] for word in more}):
-                    names |= new
-                    waiting.append([*([] if is_better else cure), *more])
-    return runs, cures, [word for cure in waiting for word in cure if word not in cures]
 
 
 def _choose_evenly(shards: Sequence[Shard], most: int) -> list[Shard]:
@@ -275,17 +234,6 @@ def _samples_to_show(lengths: Lengths) -> dict[int, str]:
         for place in islice(chosen, _NUM_SHOWN_SAMPLES)
         for why in [[special[place]] if place in special else []]
     }
-
-
-def _settings_to_try(tried: TrialRun) -> list[list[str]]:
-    """Return lists of settings to try: those that details of losses name, and settings for smaller media."""
-    examples = lost_sample_examples(tried.measured.lengths, tried.config.packing)
-    typed = [[named] for named in dict.fromkeys(setting_named_in(detail) for _, detail in examples.values()) if named]
-    if tried.shrink_advice:
-        return [*typed, tried.shrink_advice.knob.split()]
-    are_dropped = tried.best is not None and tried.best.dropped_tokens_share > MOST_DROPPED
-    has_videos = bool((tried.measured.lengths.items.media == MEDIA_TYPES.index(VIDEO.kind)).any())
-    return [*typed, *([_FEWER_FRAMES] if are_dropped and has_videos else [])]
 
 
 def _print_next_commands(arguments: argparse.Namespace, chosen: TriedLength, more: Sequence[str]) -> None:

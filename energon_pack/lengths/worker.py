@@ -175,7 +175,7 @@ def _read_all(reader: Reader, job: MeasureJob) -> Iterator[tuple[LengthsRow, Rea
             yield row, None
             continue
         row.parts = sample.parts
-        beside = [*positions, *filter(None, [sample.text])]
+        beside = positions if sample.caption is None else [*positions, sample.caption]
         row.positions = list(dict.fromkeys(beside)) if shard.media_root is None else []
         set_warnings(row, sample, job.method.read)
         if hashes is not None:

@@ -17,8 +17,8 @@ from energon_pack.dataset.manifest import (
 )
 from energon_pack.dataset.source_media import EnergonMediaReader
 from energon_pack.errors import PackError
+from energon_pack.samples.caption_beside import read_with_caption_beside, text_of_txt
 from energon_pack.samples.conversation import placed_record
-from energon_pack.samples.dialects.table import with_caption_beside
 from energon_pack.samples.documents import document_of
 from energon_pack.samples.flavors import FLAVORS, UNPACKED_FLAVOR, load_pack, packed_flavor_or_default
 from energon_pack.samples.flavors.base import Flavor, PackedFlavor
@@ -32,7 +32,6 @@ from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record, caption_record, parse_record
 from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import ReadSettings, SampleType, Take, ToolsAs
-from energon_pack.samples.skip import Skip
 from energon_pack.steps.journal import Consumed, Journal
 from energon_pack.steps.position import State, check_states
 from energon_pack.steps.topology import topology_of
@@ -130,18 +129,13 @@ def load_multi_mix_qa(parts: Parts, settings: ReadSettings = _AUTO_SETTINGS) -> 
 
 def _record_of_parts(parts: Parts, settings: ReadSettings) -> Record:
     if "json" in parts:
-        json_part = parts["json"]
-        value = load_json(json_part) if isinstance(json_part, bytes) else json_part
-        try:
-            return parse_record(value, settings)
-        except Skip as skip:
-            has_media = any(map(kind_by_extension, parts))
-            value = with_caption_beside(value, parts.get("txt") or "", skip) if has_media else None
-            if value is None:
-                raise
-        return parse_record(value, settings)
-    txt = parts["txt"]
-    text = txt.removeprefix("\ufeff") if isinstance(txt, str) else txt.decode("utf-8-sig")
+
+        def read(value: Any) -> Record:
+            return parse_record(load_json(value) if isinstance(value, bytes) else value, settings)
+
+        txt = parts.get("txt") if any(map(kind_by_extension, parts)) else None
+        return read_with_caption_beside(read, parts["json"], lambda: txt)[0]
+    text = text_of_txt(parts["txt"])
     return Record(document_of(text)) if settings.sample_type is SampleType.document else caption_record(text, settings)
 
 

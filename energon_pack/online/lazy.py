@@ -22,7 +22,7 @@ from energon_pack.dataset.files import LEDGER
 from energon_pack.dataset.manifest import PackTotals
 from energon_pack.dataset.plan_counts import totals_of_plan
 from energon_pack.errors import PackError
-from energon_pack.online.prepare import ITEMS_FOLDER, prepare, shared_epoch
+from energon_pack.online.prepare import ITEMS_FOLDER, prepare, shared_number
 from energon_pack.online.user_dataset import MapStyleDataset
 from energon_pack.plan.existing_packs import exchange_members_for_epoch
 from energon_pack.plan.packs import PackPlan, select_packs, split_of_packs
@@ -99,7 +99,7 @@ class LazyPackedDataset(PacksByNumber):
         self._plans = EpochPlans(prepared.folder / name, len(packs), self.config.packing, self.config.seed, first)
         self._plans.ensure_written(0)
         self._samples = prepared.samples
-        self._epoch = shared_epoch()
+        self._epoch = shared_number()
         self._key_prefix = prepared.folder.name[:8]
         self.fingerprint = f"{prepared.folder.name}-{name}"
 

@@ -287,10 +287,10 @@ def places_without_files(settings: SourceConfig, model: ModelConfig, output_dir:
     return Places(Source([], frozenset()), model.path_or_hub_id(), unused, cache)
 
 
-def shared_epoch() -> torch.Tensor:
-    """Return the number of the first epoch, int64[], in shared memory: persistent workers see there when it changes."""
-    epoch: torch.Tensor = torch.zeros((), dtype=torch.int64, device="cpu").share_memory_()
-    return epoch
+def shared_number() -> torch.Tensor:
+    """Return 0, int64[], in shared memory: a loader's workers and the process that started them see when it changes."""
+    number: torch.Tensor = torch.zeros((), dtype=torch.int64, device="cpu").share_memory_()
+    return number
 
 
 def _write(folder: Path, planned: Planned, packing: PackingConfig) -> None:

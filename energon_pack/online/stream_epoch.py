@@ -4,7 +4,7 @@ import os
 
 from torch.utils.data import get_worker_info
 
-from energon_pack.online.prepare import shared_epoch
+from energon_pack.online.prepare import shared_number
 
 
 class StreamEpoch:
@@ -15,15 +15,15 @@ class StreamEpoch:
 
     def __init__(self) -> None:
         self.number = 0
-        self._shared = shared_epoch().fill_(-1)  # none was set
+        self._shared = shared_number().fill_(-1)  # none was set
         #: the process whose iteration has begun since the number was set; None: none
         self._begun_in: int | None = None
         #: 1: workers began the last iteration; 0: this process began it, or will begin the next one anew
-        self._in_workers = shared_epoch()
+        self._in_workers = shared_number()
         #: the number that was given last; None: none
         self._given: int | None = None
         #: added to each number that is given; a worker that loads a state writes it, too
-        self._num_before = shared_epoch()
+        self._offset = shared_number()
 
     @property
     def is_in_workers(self) -> bool:
@@ -33,21 +33,23 @@ class StreamEpoch:
     def set(self, given: int, is_resumed: bool) -> int:
         """Let the next iteration have this number; if this is no worker, the next one of workers that stay, too.
 
-        `is_resumed`: a loaded state waits to be read. A number before the state's is the state's.
+        Args:
+            given: the number; if it is before a loaded state's, it stands for that, and later ones count on from it.
+            is_resumed: whether the next iteration goes on with a loaded state.
 
         Returns:
-            The number, counted on from that of a loaded state where an earlier one was given for it.
+            The number that the next iteration has.
         """
         if is_resumed:
-            self._num_before.fill_(max(0, self.number - given))
-        self._given, number = given, given + int(self._num_before)
+            self._offset.fill_(max(0, self.number - given))
+        self._given, number = given, given + int(self._offset)
         self._begin_with(number, number, is_new=number != self.number)
         return number
 
     def load(self, number: int) -> None:
-        """Let the next iteration have the number of a state; the one after has that which was given, if it is later."""
+        """Let the next iteration have a state's number; the one after has the number given last, if that is later."""
         given = number if self._given is None else self._given
-        self._num_before.fill_(max(0, number - given))
+        self._offset.fill_(max(0, number - given))
         self._begin_with(number, max(number, given), is_new=True)
 
     def begin(self) -> None:

@@ -34,8 +34,8 @@ __all__ = ["StreamingPackedDataset"]
 
 _log = logging.getLogger(__name__)
 _COUNTED_ON = (
-    "set_epoch(%d) goes to epoch %d: an epoch before that of the loaded state was set, and now they count on from it"
-    " (Accelerate counts from 0 in each process)"
+    "set_epoch(%d) goes to epoch %d: an epoch before that of the loaded state was set, so epochs count on from the"
+    " state's (Accelerate counts from 0 in each process)"
 )
 
 
@@ -111,7 +111,7 @@ class StreamingPackedDataset(PackDatasetBase, IterableDataset[TrainingPack]):
         self._counters = StreamCounters()
         self._packs: OnlinePacks | None = None
         self._epoch = StreamEpoch()
-        self._has_warned = False
+        self._has_warned_of_epoch = False
         #: states from which the next iteration goes on: of this worker, or of all
         self._states_to_resume: Sequence[Mapping[str, Any]] = [
             lane for state in states for lane in _worker_states(state)
@@ -136,7 +136,7 @@ class StreamingPackedDataset(PackDatasetBase, IterableDataset[TrainingPack]):
         return import_numbered_rows().StreamRows(self, *self.place)
 
     @property
-    def is_sent_on(self) -> bool:
+    def is_past_first_epoch(self) -> bool:
         """Whether the next iteration is of a later epoch than the first, and goes on with no loaded state."""
         return bool(self._epoch.number) and not self._is_resumed
 
@@ -149,21 +149,26 @@ class StreamingPackedDataset(PackDatasetBase, IterableDataset[TrainingPack]):
 
         Call it between iterations: a loader's workers begin theirs at different times.
 
-        If an epoch before that of loaded states is set, before or after they are loaded, it is theirs, and later ones
-        count on from it: Accelerate counts epochs from 0 in each process.
+        If an epoch is set that is before the one of loaded states, before or after they are loaded, it stands for
+        theirs, and later ones count on from it: Accelerate counts epochs from 0 in each process.
         """
         former, number = self._epoch.number, self._epoch.set(epoch, self._is_resumed)
         if number != former:
             self._states_to_resume, self._packs = [], None
-        if number != epoch and self._place[0] == 0 and not self._has_warned:
+        if number != epoch and self._place[0] == 0 and not self._has_warned_of_epoch:
             _log.warning(_COUNTED_ON, epoch, number)
-            self._has_warned = True
+            self._has_warned_of_epoch = True
 
     def peek(self, num: int) -> list[TrainingPack]:
         """Return the first packs of the next iteration, at most `num`, which then has them again; none is counted."""
         return [*islice(self._make_packs(*_worker_and_num_workers(), StreamCounters()), num)]
 
     def __iter__(self) -> Iterator[TrainingPack]:
+        """Yield packs from where the stream is.
+
+        Raises:
+            PackError: what reads this rank's packs would deal them to ranks once more.
+        """
         refuse_second_dealing(type(self).__name__, self._place[1])
         self._epoch.begin()
         self._packs, self._states_to_resume = self._make_packs(*_worker_and_num_workers()), []
@@ -172,7 +177,8 @@ class StreamingPackedDataset(PackDatasetBase, IterableDataset[TrainingPack]):
     def state_dict(self) -> dict[str, Any]:
         """Return this worker's state: its positions, and the indices and lengths of the samples in its buffer.
 
-        PackError: a loader's workers make the packs, each with a state of its own.
+        Raises:
+            PackError: a loader's workers make the packs, each with a state of its own.
         """
         if self._epoch.is_in_workers and get_worker_info() is None:
             raise PackError(

@@ -136,7 +136,7 @@ class ReadSample(NamedTuple):
     drops_nulls: bool = False  # nulls of a table were taken out of it
     removed: Sequence[str] = ()  # names of pictures that are missing, whose places were removed
     rejected: Sequence[Message] = ()  # a pair's rejected side; `messages` hold its chosen one
-    text: Part | None = None  # the txt of its tar that is its caption
+    caption: Part | None = None  # the txt of its tar that is its caption
 
     @classmethod
     def of_record(
@@ -147,13 +147,14 @@ class ReadSample(NamedTuple):
         media: list[Media],
         positions: list[Part | None],
         marks: list[str],
+        caption: Part | None = None,
     ) -> "ReadSample":
         """Make an uncut sample; `raw`: its JSON or text, `marks`: the time of each image as text."""
         record, timed = placed.record, with_times_in_text(placed.messages, marks)
         return cls(
             raw, placed.messages, timed, record.tools, record.fields, parts, positions, marks, bool(marks), media,
             placed.placeholders_put_in, tuple(record.unknown), record.leaves_out_tools, record.drops_nulls,
-            tuple(record.removed), placed.rejected,
+            tuple(record.removed), placed.rejected, caption,
         )  # fmt: skip
 
     @property

@@ -25,10 +25,10 @@ def without_useless_hint(skip: Skip, read: Callable[[Callable[[ReadSettings], Re
 
     `read`: reads the sample again, with the settings that the function it is called with returns; raises Skip.
     """
-    return skip if skip.hint is None or _help(read, (skip.hint,)) else skip.without_hint()
+    return skip if skip.hint is None or _are_useful(read, (skip.hint,)) else skip.without_hint()
 
 
-def _help(read: Callable[[Callable[[ReadSettings], ReadSettings]], ReadSample], hints: tuple[Hint, ...]) -> bool:
+def _are_useful(read: Callable[[Callable[[ReadSettings], ReadSettings]], ReadSample], hints: tuple[Hint, ...]) -> bool:
     """Tell whether a sample is read whole with hints, or with these and the hint of another setting it has then."""
     names_media = all(hint.setting.startswith("columns.") for hint in hints)
     try:
@@ -37,7 +37,11 @@ def _help(read: Callable[[Callable[[ReadSettings], ReadSettings]], ReadSample], 
         if names_media and another.reason in _FAULTS_OF_MEDIA:
             return True
         more = another.hint
-        return more is not None and all(more.setting != hint.setting for hint in hints) and _help(read, (*hints, more))
+        return (
+            more is not None
+            and all(more.setting != hint.setting for hint in hints)
+            and _are_useful(read, (*hints, more))
+        )
     begins = next((message["role"] for message in sample.messages if message["role"] != "system"), None)
     keeps_question = names_media or begins not in ("assistant", DOCUMENT)
     kept = (name for hint in hints for name in hint.keeps)

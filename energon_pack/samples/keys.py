@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from energon_pack.samples.dialects.lost_texts import OPTIONS_KEYS
 from energon_pack.samples.dialects.pairs import without_pair_keys
-from energon_pack.samples.media.kinds import KINDS, MEDIA_KEYS, PART_TYPES
+from energon_pack.samples.media.kinds import KIND_OF_MEDIA_KEY, KINDS, MEDIA_KEYS, PART_TYPES
 from energon_pack.samples.media.medium import RATE_KEYS, SETTING_KEYS
 from energon_pack.samples.options import OPTION_KEYS
 from energon_pack.samples.preference import LABEL_KEYS, PREFERENCE_KEYS
@@ -34,7 +34,6 @@ class _ForeignKey(NamedTuple):
     reason: Reason = Reason.BAD_MESSAGE
 
 
-_KIND_OF_MEDIA_KEY = {**PART_TYPES, **{key: kind for kind, medium in KINDS.items() for key in medium.keys}}
 #: levels of a record (sample, turn, content part, tool call), with the prefix of their unknown keys
 CALL_PREFIX = "calls[]."
 _LEVEL_PREFIXES = ("", "messages[].", "content[].", CALL_PREFIX)
@@ -169,7 +168,7 @@ _KNOWN_KEYS = tuple(read.union(harmless) for read, harmless in zip(_READ_KEYS, _
 @lru_cache(4096)
 def similar_key(unknown: str) -> str | None:
     """Return the key that is spelled most like an unknown one (`image` for `imgae`); None: no key is spelled alike."""
-    if unknown in OPTIONS_KEYS:
+    if unknown in OPTIONS_KEYS:  # they are spelled like `captions`
         return None
     level = max(number for number, prefix in enumerate(_LEVEL_PREFIXES) if unknown.startswith(prefix))
     known = sorted(_READ_KEYS[level].union(MEDIA_KEYS if _LEVEL_PREFIXES[level] != CALL_PREFIX else ()))
@@ -187,7 +186,7 @@ def similar_key_hint(unknown: str) -> str:
 
 def kind_of_media_key(key: str) -> str | None:
     """Return the kind of media that a key, of a sample or a content part, names; None: it names none."""
-    return _KIND_OF_MEDIA_KEY.get(key)
+    return KIND_OF_MEDIA_KEY.get(key) or PART_TYPES.get(key)
 
 
 def is_known_sample_key(key: str) -> bool:

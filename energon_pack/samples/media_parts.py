@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import Any
 
 from energon_pack.samples.dialects.pictures import DOWNLOAD_ADVICE
-from energon_pack.samples.media.kinds import IMAGE, KINDS, MEDIA_KEYS, VIDEO, kind_by_extension
+from energon_pack.samples.media.kinds import IMAGE, KIND_OF_MEDIA_KEY, KINDS, MEDIA_KEYS, VIDEO, kind_by_extension
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.placeholders import num_text_placeholders
 from energon_pack.samples.record import Record
@@ -13,7 +13,7 @@ from energon_pack.samples.sample import Part
 from energon_pack.samples.skip import Reason, Skip
 
 #: the kind of media that a key of a record, or a content part, lists
-_KIND_OF_KEY = {name: kind for kind, medium in KINDS.items() for name in (*medium.keys, f"content[].{kind}")}
+_KIND_OF_KEY = {**KIND_OF_MEDIA_KEY, **{f"content[].{kind}": kind for kind in KINDS}}
 #: extensions of pictures that do not move; a picture in memory may have none
 _STILL_EXTENSIONS = ("", "jpg", "jpeg", "png", "bmp", "tif", "tiff")
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from energon_pack.samples.dialects.pictures import names_file
 from energon_pack.samples.dialects.rewrite import parsed_text
 from energon_pack.samples.documents import is_document
 from energon_pack.samples.hint import Hint
@@ -41,11 +42,11 @@ _KEYS_OF_FILE_NAMES = ("file_name", "image_id", "video_id", "url", "link")
 _MEDIUM = "(?:(?P<image>image|img|photo|picture)|(?P<video>video|clip|youtube|yt)|(?P<audio>audio|sound|wav))s?"
 _REFERENCE = "[ _-]?(?:id|key|name|path|file[ _-]?(?:name|path)?|ur[il]|link)s?"
 #: a whole key that says which medium it is (`image_id`, `videoID`); a `profile_image_url` is of something else
-_NAMES_A_MEDIUM = re.compile(f"{_MEDIUM}{_REFERENCE}", re.IGNORECASE)
+_KEY_OF_MEDIUM = re.compile(f"{_MEDIUM}{_REFERENCE}", re.IGNORECASE)
 #: a whole key of a file, of a raw text, too: `wav`, `audio_filepath`, `path`; an `og_image` is of a page
-_NAMES_A_FILE = re.compile(f"{_MEDIUM}(?:{_REFERENCE})?|(?:file[ _-]?)?path", re.IGNORECASE)
+_KEY_OF_FILE = re.compile(f"{_MEDIUM}(?:{_REFERENCE})?|(?:file[ _-]?)?path", re.IGNORECASE)
 #: a key that says where something comes from: of a caption, its medium
-_NAMES_AN_ORIGIN = re.compile(r"(?:^|[ _-])(?:file[ _-]?name|ur[il]|link)s?$", re.IGNORECASE)
+_KEY_OF_ORIGIN = re.compile(r"(?:^|[ _-])(?:file[ _-]?name|ur[il]|link)s?$", re.IGNORECASE)
 _WEB_ADDRESS = re.compile(r"\s*https?://", re.IGNORECASE)
 #: ids, in small letters, that say that there is no medium; NaN is pandas'
 _NO_IDS = frozenset(("nan", "none", "null", "n/a", "-1", "{}"))
@@ -86,7 +87,8 @@ def refuse_unread_media(
                 columns = f"columns.{KINDS[kind].plural}"
                 is_listing = is_top and _value_may_list_media(field.value)
                 reads = Hint(columns, field.key, "reads it;", keeps=tuple(read)) if is_listing else None
-                place, rest = f"{field.key} has {str(leaf)[:80]!r},", "the rest" if kinds else "the text alone"
+                place = f"{field.key} has {str(leaf)[:80]!r},"
+                rest = "the rest" if kinds else "the text alone"
                 raise unread_media_skip(place, kind, similar_key_hint(field.key), reads, rest)
     if not kinds:
         _refuse_medium_without_file(record)
@@ -100,13 +102,12 @@ def _refuse_medium_without_file(record: Record) -> None:
     if not (record.is_caption or record.is_question):
         return
     for key, value in record.fields.items():
-        named = _NAMES_A_MEDIUM.fullmatch(str(key)) or (record.is_caption and _NAMES_AN_ORIGIN.search(str(key)))
+        named = _KEY_OF_MEDIUM.fullmatch(str(key)) or (record.is_caption and _KEY_OF_ORIGIN.search(str(key)))
         is_none = isinstance(value, bool) or is_empty_listing(value) or str(value).lower() in _NO_IDS
         if named and not is_none:
-            ways = "(source.map can name one, source.media=ignore packs the text)"
-            skip = Skip(
-                Reason.MISSING_MEDIA, f"{key} has {str(value)[:80]!r}, which is no file: its medium is lost {ways}"
-            )
+            detail = f"{key} has {str(value)[:80]!r}, which is no file: its medium is lost"
+            advice = "(source.map can name one, source.media=ignore packs the text)"
+            skip = Skip(Reason.MISSING_MEDIA, f"{detail} {advice}")
             skip.media_type = named.lastgroup
             raise skip
 
@@ -146,26 +147,25 @@ def _fields_to_check(record: Record, kinds: Collection[str]) -> Iterator[_Checke
     has_places = num_text_placeholders(record.messages) > 0
     is_raw = is_document(record.messages) and not has_places
     for key, value in record.unknown.items():
-        if is_known_sample_key(key) or key.startswith(
-            CALL_PREFIX
-        ):  # another text of the conversation; a file that is called
+        # another text of the conversation; a file that a call names
+        if is_known_sample_key(key) or key.startswith(CALL_PREFIX):
             continue
         kind = kind_of_media_key(similar_key(key) or key)
         is_address = _holds_addresses(value)
         is_origin = is_address and key in PART_TYPES and {*map(_kind_by_name, leaf_values(value))} <= {None, *kinds}
         if (kind and not is_origin) or not kinds:
-            is_path = not is_address and _says_it_has_a_file(record, key)
+            is_path = not is_address and _is_key_of_file(record, key)
             yield _CheckedField(key, value, kind, is_path or kind is not None or not is_raw, is_raw)
     for key, value in () if kinds else record.fields.items():
         kind = kind_of_media_key(key)
-        is_name = key in _KEYS_OF_FILE_NAMES and (not is_raw or _says_it_has_a_file(record, key))
+        is_name = key in _KEYS_OF_FILE_NAMES and (not is_raw or _is_key_of_file(record, key))
         if is_known_sample_key(key) and key not in MESSAGE_KEYS and (has_places or kind or is_name):
             yield _CheckedField(key, value, kind, True, is_raw)
 
 
-def _says_it_has_a_file(record: Record, key: str) -> bool:
+def _is_key_of_file(record: Record, key: str) -> bool:
     """Tell whether the key of a raw text says that it has a medium's file, and no setting says that it is a text."""
-    return not record.is_declared_document and _NAMES_A_FILE.fullmatch(key) is not None
+    return not record.is_declared_document and _KEY_OF_FILE.fullmatch(key) is not None
 
 
 def _kind_of_value(leaf: Any, field: _CheckedField, kind_of: KindOf) -> str | None:
@@ -187,8 +187,7 @@ def _holds_addresses(value: Any) -> bool:
 
 def _names_read_medium(leaf: Any, read: Sequence[str]) -> bool:
     """Tell whether a value names a medium that is read, perhaps by a longer or a shorter path."""
-    path = f"/{leaf.removeprefix('./')}" if isinstance(leaf, str) else ""
-    return bool(path) and any(path.endswith(f"/{name}") or f"/{name}".endswith(path) for name in read)
+    return isinstance(leaf, str) and any(names_file(leaf.removeprefix("./"), path) for path in read)
 
 
 def leaf_values(value: Any) -> Iterator[Any]:

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, BinaryIO
 
 from energon_pack.samples.bytes import ByteRange, as_file
+from energon_pack.samples.caption_beside import read_with_caption_beside
 from energon_pack.samples.conversation import TIME_FIELDS, PlacedRecord, ReadSample, placed_record
 from energon_pack.samples.cut import (
     REJECTED,
@@ -23,7 +24,6 @@ from energon_pack.samples.cut import (
     media_indices_of_part,
     messages_of_part,
 )
-from energon_pack.samples.dialects.table import with_caption_beside
 from energon_pack.samples.frame_times import load_patch_positions, with_times_in_text
 from energon_pack.samples.hints import without_useless_hint
 from energon_pack.samples.media.kinds import KINDS, VIDEO
@@ -69,7 +69,7 @@ def _read_indexed(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSet
     seems, raw = media_type_by_name([part.name for part in row.parts]), b""
     try:
         raw = reader.raw(shard, row)
-        record, text = _read_record(reader, shard, row, row.parts, raw, seems is not None, settings)
+        record, caption = _read_record(reader, shard, row, row.parts, raw, seems is not None, settings)
         seems = record.declared or seems or media_type_by_name(record.listed_media or ())
         find = partial(reader.media, shard, key=source_key(row.key), parts=row.parts)
         record, listed = _find_media(record, settings, find)
@@ -84,7 +84,7 @@ def _read_indexed(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSet
         media = _with_requested(reader, shard, opened, [looked_at[i] for i in placed.order], placed.record.fields)
         positions, marks = _read_positions_and_times(reader, shard, placed, row.key, row.parts)
         parts = [MediaPart(*listed[i], looked_at[i].kind, looked_at[i].extension) for i in placed.order]
-        return ReadSample.of_record(raw, placed, parts, media, positions, marks)._replace(text=text)
+        return ReadSample.of_record(raw, placed, parts, media, positions, marks, caption)
     except Skip as skip:
         skip.media_type = skip.media_type or seems or _guess_media_type_by_names(raw)
         raise
@@ -99,21 +99,21 @@ def _read_record(
     has_media: bool,
     settings: ReadSettings,
 ) -> tuple[Record, Part | None]:
-    """Parse a sample's record from its JSON or text, `raw`; return also the txt that was read.
+    """Parse a sample's record from its JSON or text, `raw`; return also the txt of its tar that is its caption.
 
-    Where the JSON in a tar has no text, a txt beside it is its caption. `parts`: the txt is one of these.
+    `parts`: the txt is one of these.
     """
-    try:
-        return shard.read_record(raw, row.record_part, has_media, settings), None
-    except Skip as skip:
-        text = next((part for part in parts if part.name.lower() == "txt"), None)
-        is_json = isinstance(shard, TarShard) and shard.field_map is None and row.record_part.lower() == "json"
-        if text is None or not (text.size and is_json and has_media):
-            raise
-        value = with_caption_beside(load_json(raw), reader.read(shard, text), skip)
-        if value is None:
-            raise
-    return shard.read_record(json.dumps(value).encode(), row.record_part, has_media, settings), text
+
+    def read(value: Any) -> Record:
+        encoded = value if isinstance(value, bytes) else json.dumps(value).encode()
+        return shard.read_record(encoded, row.record_part, has_media, settings)
+
+    txt = next((part for part in parts if part.name.lower() == "txt"), None)
+    is_json = isinstance(shard, TarShard) and shard.field_map is None and row.record_part.lower() == "json"
+    if txt is None or not (txt.size and is_json and has_media):
+        return read(raw), None
+    record, is_captioned = read_with_caption_beside(read, raw, partial(reader.read, shard, txt))
+    return record, txt if is_captioned else None
 
 
 def _find_media(
@@ -191,9 +191,8 @@ def read_without_opening_media(
     kinds = row.cut.sample_media_kinds if row.cut else [part.kind for part in row.parts]
     record, _ = _read_record(reader, shard, row, row.positions, raw, bool(kinds), settings)
     key = source_key(row.key)
-    if settings.missing_media is MissingMedia.remove and is_document_with_named_pictures(
-        record
-    ):  # as when it was measured
+    # as when it was measured
+    if settings.missing_media is MissingMedia.remove and is_document_with_named_pictures(record):
         parts = {part.name: Part(*part[:3]) for part in row.parts}
         find = partial(shard.media, key=key, parts=[*parts.values()], look_up=partial(_find_measured_part, parts))
         record, _ = _find_media(record, settings, find)

@@ -94,7 +94,7 @@ class StreamRows(datasets.IterableDataset):
 
     def set_epoch(self, epoch: int) -> None:
         """Set the stream's epoch, so that it draws packs in another order; 0 does not take it back from a later one."""
-        if epoch or not self._packs.is_sent_on:  # type: ignore[attr-defined]
+        if epoch or not self._packs.is_past_first_epoch:  # type: ignore[attr-defined]
             self._packs.set_epoch(epoch)  # type: ignore[attr-defined]
 
     def state_dict(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 _STATE_METHOD = "state_dict()"
 _AT_END = (
     "the state is of the end of an epoch: this iteration of the sampler is empty, and the one after has the next epoch"
-    " (a StatefulDataLoader that was saved after its loop goes on with that at once)"
+    " (a StatefulDataLoader that was saved after its loop goes on with the next epoch at once)"
 )
 _NO_WAY_BACK = (
     "set_epoch(%d) changes nothing: a state was loaded, which goes on with epoch %d (Accelerate counts from 0 in each"
@@ -25,7 +25,7 @@ _NO_WAY_BACK = (
 )
 _NO_STATE = (
     "torch's BatchSampler deals these %s to a StatefulDataLoader, whose state has their number alone: to resume, make"
-    " it from torchdata's StatefulDataLoader(…, sampler=…), which Accelerate takes, too"
+    " the loader yourself, StatefulDataLoader(…, sampler=…) of torchdata, which Accelerate takes, too"
 )
 Item = TypeVar("Item")
 
@@ -40,8 +40,10 @@ class Dealer(Sampler[Item]):
     _item_word = "packs"
     #: whether a state from the end of an iteration was loaded, and the next one has not begun
     _is_at_end: bool
-    #: whether a state was loaded, whose epoch or a later one was not set yet; and whether it was said that this matters
-    _is_resumed, _has_warned = False, False
+    #: whether a state was loaded, and neither its epoch nor a later one was set since
+    _is_resumed = False
+    #: whether a warning told that an earlier epoch was set after the state
+    _has_warned_of_epoch = False
 
     def __init__(self, stream: str, topology: Topology, rank: int, states: Sequence[State] = ()):
         self._beginning = Position(stream, topology, ranks=topology.data_parallel, rank=rank)
@@ -58,7 +60,8 @@ class Dealer(Sampler[Item]):
     def __iter__(self) -> Iterator[Item]:
         """Yield the items left in this iteration; if none is left, those of the next one.
 
-        PackError: what reads them deals them to ranks, too.
+        Raises:
+            PackError: what reads them would deal them to ranks once more.
         """
         refuse_second_dealing(type(self).__name__, self._beginning.ranks)
         if _is_read_without_state() and self._beginning.rank == 0:
@@ -90,18 +93,18 @@ class Dealer(Sampler[Item]):
         After a state was loaded, the next epoch takes the place of an earlier one, until its own or a later one is set:
         Accelerate counts epochs from 0 in each process.
         """
-        to = self._position if self._is_at_end else self._upcoming_position()
-        if self._is_resumed and epoch < to.epoch:
-            if self._beginning.rank == 0 and not self._has_warned:
-                _log.warning(_NO_WAY_BACK, epoch, to.epoch)
-            self._has_warned, epoch = True, to.epoch
-        elif not self._is_at_end or epoch != to.epoch:  # Accelerate sets an epoch twice, for it counts no empty loop
+        target = self._position if self._is_at_end else self._upcoming_position()
+        if self._is_resumed and epoch < target.epoch:
+            if self._beginning.rank == 0 and not self._has_warned_of_epoch:
+                _log.warning(_NO_WAY_BACK, epoch, target.epoch)
+            self._has_warned_of_epoch, epoch = True, target.epoch
+        elif not self._is_at_end or epoch != target.epoch:  # Accelerate sets one twice, for it counts no empty loop
             self._is_resumed = False
-        if epoch != to.epoch:
-            self._is_at_end, following = False, self._upcoming_position()
-            to = following if following.epoch == epoch else self._epoch_start_position(epoch)
-        if to != self._position:
-            self._begin_at(to)
+        if epoch != target.epoch:
+            self._is_at_end, upcoming = False, self._upcoming_position()
+            target = upcoming if upcoming.epoch == epoch else self._epoch_start_position(epoch)
+        if target != self._position:
+            self._begin_at(target)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the state of any rank, with any number of ranks: they share the remaining items."""
@@ -131,7 +134,7 @@ class Dealer(Sampler[Item]):
                 position = replace(position, ranks=here.ranks, before=taken, turns=Taken())
         self._begin_at(position)
         self._is_at_end = not self._num_left(position)
-        self._is_resumed, self._has_warned = bool(of_ranks), False
+        self._is_resumed, self._has_warned_of_epoch = bool(of_ranks), False
 
     def _begin_at(self, position: Position) -> None:
         self._first_position = self._position = position
@@ -160,12 +163,12 @@ class Dealer(Sampler[Item]):
 
 
 def _is_read_without_state() -> bool:
-    """Say whether torch's BatchSampler begins to read a sampler for torchdata's loader: it has no state of its own.
+    """Tell whether torch's BatchSampler, which has no state, is about to read the sampler for torchdata's loader.
 
     Accelerate makes such a loader of a plain DataLoader, for `use_stateful_dataloader=True`.
     """
-    reader = sys._getframe(2)
-    loop = reader.f_back  # a method of torch's iterator, which torchdata's calls
-    names = [frame.f_globals.get("__name__", "") for frame in (loop, loop and loop.f_back) if frame is not None]
-    is_torch_s = reader.f_globals.get("__name__") == BatchSampler.__module__
-    return is_torch_s and any(name.startswith("torchdata.") for name in names)
+    reader = sys._getframe(2)  # what calls `__iter__`, which calls this
+    caller = reader.f_back  # a method of torch's iterator, which torchdata's calls
+    names = [frame.f_globals.get("__name__", "") for frame in (caller, caller and caller.f_back) if frame is not None]
+    is_batch_sampler = reader.f_globals.get("__name__") == BatchSampler.__module__
+    return is_batch_sampler and any(name.startswith("torchdata.") for name in names)

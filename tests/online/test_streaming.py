@@ -372,7 +372,7 @@ def test_a_state_that_a_worker_loads_changes_no_epoch_that_was_set(make: Any) ->
 
 
 def test_a_state_of_workers_is_not_asked_of_the_stream(make: Any) -> None:
-    """It was that of the beginning, or of an earlier checkpoint: what the workers had read came twice."""
+    """The state was of the beginning, or of an earlier checkpoint: what the workers had read came twice."""
     options = {"replacement": False, "buffer_size": 12}
     stream = make(SOURCES, **options)
     beginning = stream.state_dict()
@@ -428,9 +428,9 @@ def test_a_resumed_stream_counts_epochs_from_its_own(
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_state_that_a_loader_loads_after_an_earlier_epoch_was_set(make: Any, num_workers: int) -> None:
-    """Accelerate sets epoch 0, and then the loader loads the state: its second loop was the state's epoch once more.
+    """Accelerate sets epoch 0, and then the loader loads the state: its second loop had the state's epoch once more.
 
-    An epoch that is set after the loop, or a later one before it, is a name.
+    An epoch that is set after the loop, or a later one before it, is meant as it is said.
     """
     stateful = pytest.importorskip("torchdata.stateful_dataloader")
 
@@ -455,7 +455,7 @@ def test_a_state_that_a_loader_loads_after_an_earlier_epoch_was_set(make: Any, n
 
 
 def test_a_state_is_read_by_torch_load(make: Any, tmp_path: Path) -> None:
-    """Since PyTorch 2.6 it reads plain values alone, as Accelerate's load_state does: keys were members of an enum."""
+    """`torch.load` refused it: since PyTorch 2.6 it reads plain values alone, and keys were members of an enum."""
     state = make(SOURCES).state_dict()
     torch.save(state, tmp_path / "state.pt")
     assert torch.load(tmp_path / "state.pt", weights_only=True) == state

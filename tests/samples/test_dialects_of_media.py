@@ -94,12 +94,13 @@ def test_a_path_in_a_tag_of_any_kind_is_a_medium_in_its_place(text: str, kinds: 
     ],
 )
 def test_tags_of_html_and_code_are_letters(content: str) -> None:
+    """Questions about a page or a program would lose their words, or be refused for files that are not there."""
     assert placed(asked(content)) == ([content, "a"], None)
     assert placed(asked("q", "<list><audio>a.wav</audio></list>")) == (["q", "<list><audio>a.wav</audio></list>"], None)
 
 
 def test_tags_of_an_xml_in_a_raw_text_or_a_result_of_a_tool_are_letters() -> None:
-    """A text of pre-training may be any file."""
+    """A text of pre-training may be any file: it would be left out for media that its file names."""
     xml = "<item><image>logo.png</image><video>v.mp4</video></item>"
     assert placed({"text": xml}) == ([xml], None)
     turns = [*asked("q")["messages"][:1], {"role": "tool", "content": xml}, {"role": "assistant", "content": "a"}]

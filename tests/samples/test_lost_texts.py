@@ -43,8 +43,7 @@ def said_of(value: Any, settings: ReadSettings = AUTO) -> str:
 @pytest.mark.parametrize("part", ["input", "context"])
 @pytest.mark.parametrize("answer", ["output", "response"])
 def test_an_instruction_is_joined_with_its_input_or_context(part: str, answer: str) -> None:
-    """Dolly, GPTeacher and LaMini were `no_messages`, with a hint that dropped Dolly's passages; alpaca's `context` was
-    dropped."""
+    """Dolly, GPTeacher and LaMini were `no_messages`, and alpaca's `context` was dropped."""
     assert texts({"instruction": "When?", part: "In August.", answer: "August."}) == ["When?\nIn August.", "August."]
     assert texts({"instruction": "When?", part: "", answer: "August."}) == ["When?", "August."]
     both = {"instruction": "When?", "input": "In August.", "context": "In May.", answer: "August."}
@@ -91,6 +90,7 @@ def test_a_question_without_its_passage_is_left_out(value: dict[str, Any], said:
     ],
 )
 def test_a_passage_that_is_said_or_stands_beside_turns_costs_nothing(value: dict[str, Any], asked: str) -> None:
+    """Whole sets would be left out that are trained with all that they hold."""
     assert texts(value)[0] == asked
 
 
@@ -131,6 +131,7 @@ def test_a_longer_answer_than_the_one_that_is_read_costs_the_sample(asks: str, a
 
 
 def test_columns_are_no_advice_where_they_would_lose_a_text() -> None:
+    """Who followed the advice would train questions without their inputs, or answers without their thoughts."""
     value = {"instruction": "Find x", "input": "x + 1 = 2", "solution": LONG, "output": "1"}
     assert "source.columns" not in said_of(value)
     thought = {"question": "Find x", "reasoning": "Hm.", "solution": LONG, "answer": "1"}
@@ -153,6 +154,7 @@ def test_columns_are_no_advice_where_they_would_lose_a_text() -> None:
     ],
 )
 def test_a_solution_for_rewards_costs_nothing(value: dict[str, Any]) -> None:
+    """Sets for reinforcement learning, whose solution is the answer once more, would be left out."""
     record = read(value)
     assert record.messages == TURNS
     assert not {"solution", "ground_truth"} & record.unknown.keys()
@@ -218,10 +220,12 @@ def test_an_answer_that_points_at_unread_options_costs_the_sample(value: dict[st
     ],
 )
 def test_an_answer_that_says_itself_costs_nothing(value: dict[str, Any], answer: str) -> None:
+    """Questions that hold their options, and answers that are options themselves, would be left out."""
     assert texts(value)[1] == answer
 
 
 def test_options_are_looked_for_where_settings_name_the_question_too() -> None:
+    """Letters without their options were trained as soon as a setting named the two columns."""
     value = {"Question": "Which?", "A": "cat", "B": "dog", "Answer": "A"}
     assert "points at A, B" in said_of(value, named("Question", "Answer"))
     rows = RowSettings("/data", (("prompt", "Question"), ("response", "Answer")))
@@ -232,6 +236,7 @@ def test_options_are_looked_for_where_settings_name_the_question_too() -> None:
 
 
 def test_options_are_no_misspelt_captions() -> None:
+    """Who has options was asked whether captions were meant."""
     assert similar_key_hint("options") == ""
     assert similar_key_hint("captoins") == ": did you mean captions?"
 
@@ -251,13 +256,14 @@ def test_options_are_no_misspelt_captions() -> None:
     ],
 )
 def test_a_thought_beside_an_answer_is_its_thought(value: dict[str, Any], key: str) -> None:
-    """It was dropped; in a turn it is trained."""
+    """A thought was dropped there; in a turn it is trained."""
     record = read(value | {key: "Hm."})
     assert record.messages == [TURNS[0], {**TURNS[1], key: "Hm."}]
     assert (record.unknown, key in record.fields) == ({}, False)
 
 
 def test_thoughts_are_read_once_and_as_they_are_meant() -> None:
+    """A thought would be trained twice, or a remark such as `on` as a thought."""
     value = {"prompt": "q", "response": "a", "history": [["p", "o"]], "reasoning": "Hm."}
     assert [message.get("reasoning") for message in read(value).messages] == [None, None, None, "Hm."]
     repeated = {"prompt": "q", "response": "<think>Hm.</think>a", "reasoning": "Hm."}
@@ -315,6 +321,6 @@ def test_an_answer_may_be_an_object() -> None:
     ],
 )
 def test_a_cell_of_a_table_may_hold_such_a_list(key: str, cell: str, first: str) -> None:
-    """Its brackets were trained."""
+    """The brackets of the list were trained, as a part of the caption or the answer."""
     row = {key: cell} if key == "caption" else {"question": "q", key: cell}
     assert parse_record(with_lists_of_cells(row, AUTO), AUTO).messages[1]["content"] == first

@@ -33,7 +33,7 @@ def placed(text: str, *kinds: str) -> tuple[str, list[int], bool]:
     ],
 )  # fmt: skip
 def test_one_image_stands_where_its_marker_stands(marker: str) -> None:
-    """All stayed as letters, with the image in front."""
+    """The marker stayed as letters, with the image in front."""
     assert placed(f"{marker}\nWhat is it?", "image") == ("<image>\nWhat is it?", [0], False)
     assert placed(f"What is it?\n{marker}", "image") == ("What is it?\n<image>", [0], False)
 
@@ -61,12 +61,13 @@ def test_numbers_say_which_image_stands_where() -> None:
     ],
 )
 def test_numbers_that_do_not_count_the_media_in_order_are_names(text: str, kinds: list[str]) -> None:
-    """The media stand in front, and their names are letters."""
+    """Media would stand where the question speaks of others: they stand in front, and their names are letters."""
     messages, _, put_in = place_media(asked(text), kinds)
     assert (messages[0]["content"], put_in) == ("".join(f"<{kind}>" for kind in kinds) + text, True)
 
 
 def test_a_name_in_an_answer_is_one_in_its_question() -> None:
+    """The answer would speak of an image whose name its question has no more."""
     turns = [{"role": "user", "content": "<image_1>?"}, {"role": "assistant", "content": "<image_1> is red"}]
     assert place_media(turns, ["image"])[0][0]["content"] == "<image><image_1>?"
 
@@ -82,7 +83,7 @@ def test_both_sides_of_a_pair_have_their_media_in_one_place(answers: tuple[str, 
 
 @pytest.mark.parametrize(("text", "kinds"), [("<ImageHere>What?", ["image"] * 2), ("<|image|><|image|>?", ["image"])])
 def test_markers_without_numbers_are_as_many_as_the_media(text: str, kinds: list[str]) -> None:
-    """As placeholders are."""
+    """A medium would stand at the wrong one of them, as with placeholders."""
     with pytest.raises(Skip, match=r"placeholder_mismatch: \d images? in the text for \d image"):
         place_media(asked(text), kinds)
 
@@ -101,11 +102,13 @@ def test_markers_without_numbers_are_as_many_as_the_media(text: str, kinds: list
     ],
 )
 def test_markup_and_code_are_no_markers(text: str) -> None:
+    """A question about HTML would lose the tag that it is about, and the image would stand there."""
     messages, order, put_in = place_media(asked(text), ["image"])
     assert (messages[0]["content"], order, put_in) == (f"<image>{text}", [0], True)
 
 
 def test_markers_beside_placeholders_or_without_media_are_text() -> None:
+    """Samples that are read by their placeholders, or have no media, would lose words."""
     assert placed("<image><image>Compare <image_1> with <image_2>.", "image", "image")[0].endswith("<image_2>.")
     for text in ("What does <image_1> mean?", "Is (<image>./</image>) MiniCPM's?", "<ImageHere>"):
         assert place_media(asked(text), [])[0][0]["content"] == text
@@ -113,6 +116,7 @@ def test_markers_beside_placeholders_or_without_media_are_text() -> None:
 
 
 def test_a_placeholder_of_minicpm_may_have_lost_its_image() -> None:
+    """A question whose image is lost would be trained as text."""
     assert kinds_without_medium(asked("(<image>./</image>)\nWhat?"), []) == ["image"]
     record = parse_record({"messages": asked("(<image>./</image>)\nWhat?"), "images": []}, ReadSettings())
     with pytest.raises(Skip, match="missing_media: <image> stands in a question, and images is empty"):
@@ -120,12 +124,14 @@ def test_a_placeholder_of_minicpm_may_have_lost_its_image() -> None:
 
 
 def test_frames_take_the_whole_place_of_their_video() -> None:
+    """The brackets of the marker would stay around the frames."""
     value = {"messages": asked("(<video>./</video>)\nWhat?"), "videos": [["0.png", "1.png"]]}
     record = parse_row(value, RowSettings("/"), ReadSettings())
     assert placed_record(record, ["image", "image"]).messages[0]["content"] == "<image><image>\nWhat?"
 
 
 def test_100_000_markers_are_read_once_each() -> None:
+    """A search that begins anew at each marker would take minutes for one sample."""
     with pytest.raises(Skip, match="placeholder_mismatch"):
         place_media(asked("<ImageHere>" * 100_000), ["image"])
     assert place_media(asked("x <image_1>" * 100_000 + "</x>" * 100_000), ["image"])[2]
@@ -160,6 +166,7 @@ def test_a_text_beside_one_medium_is_its_caption(key: str) -> None:
     ],
 )
 def test_a_chat_that_was_written_out_is_no_caption(text: str) -> None:
+    """A whole chat, with its questions, would be trained as the answer to an image."""
     record = parse_record({"text": text}, ReadSettings())
     with pytest.raises(
         Skip, match=r"placeholder_mismatch: no placeholder and no user turn for 1 image: source.map can"
@@ -169,6 +176,7 @@ def test_a_chat_that_was_written_out_is_no_caption(text: str) -> None:
 
 
 def test_other_texts_are_documents_as_before() -> None:
+    """Documents with pictures would become captions, or samples that are not understood would be guessed at."""
     for text, kinds in (("A <image> cat.", ["image"]), ("A page.", [])):
         [message] = placed_record(parse_record({"text": text}, ReadSettings()), kinds).messages
         assert message == {"role": "document", "content": text}

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ import pytest
 from energon_pack.config import PackConfig
 from energon_pack.loading import load_multi_mix_qa
 from energon_pack.pack import pack
-from energon_pack.samples.dialects.table import with_caption_beside
-from energon_pack.samples.record import parse_record
+from energon_pack.samples.caption_beside import read_with_caption_beside
+from energon_pack.samples.record import Record, parse_record
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from support.packed import json_lines, samples
@@ -21,21 +22,20 @@ from support.samples import chat, picture, write_tar
 IMG2DATASET = {"url": "http://a.b/c.jpg", "key": "000", "status": "success", "width": 112}
 
 
-def beside(value: Any, text: bytes | str) -> dict[str, Any] | None:
-    with pytest.raises(Skip) as skip:
-        parse_record(value, ReadSettings())
-    return with_caption_beside(value, text, skip.value)
+def read(value: Any, txt: bytes | str) -> tuple[Record, bool]:
+    return read_with_caption_beside(partial(parse_record, settings=ReadSettings()), value, lambda: txt)
 
 
 @pytest.mark.parametrize("alt", [{"caption": None}, {}])
-def test_a_caption_that_the_json_lacks_is_in_the_txt(alt: dict[str, Any]) -> None:
+@pytest.mark.parametrize("txt", [b"\xef\xbb\xbfA cat.", "\ufeffA cat."])
+def test_a_caption_that_the_json_lacks_is_in_the_txt(alt: dict[str, Any], txt: bytes | str) -> None:
     """Such samples were `no_messages`."""
-    assert beside({**alt, **IMG2DATASET}, b"\xef\xbb\xbfA cat.") == {"caption": "A cat.", **IMG2DATASET}
-    assert beside({**alt, **IMG2DATASET}, "\ufeffA cat.") == {"caption": "A cat.", **IMG2DATASET}
+    record, is_captioned = read({**alt, **IMG2DATASET}, txt)
+    assert (record.messages[1]["content"], record.fields, is_captioned) == ("A cat.", IMG2DATASET, True)
 
 
 @pytest.mark.parametrize(
-    ("value", "text"),
+    ("value", "txt"),
     [
         ({"question": "q", "answer": None}, b"A cat."),  # it is no answer
         ({"caption": [1]}, b"A cat."),
@@ -46,11 +46,14 @@ def test_a_caption_that_the_json_lacks_is_in_the_txt(alt: dict[str, Any]) -> Non
         (IMG2DATASET, b"\xff"),
     ],
 )
-def test_a_txt_beside_the_parts_of_a_conversation_says_nothing(value: Any, text: bytes) -> None:
-    assert beside(value, text) is None
+def test_a_txt_beside_the_parts_of_a_conversation_says_nothing(value: Any, txt: bytes) -> None:
+    """A description would be trained in the place of an answer."""
+    with pytest.raises(Skip):
+        read(value, txt)
 
 
 def test_energon_reads_the_same_caption() -> None:
+    """A source that Energon trains unpacked would differ from its packs."""
     parts = {"__key__": "000", "jpg": picture(), "json": json.dumps(IMG2DATASET).encode(), "txt": b"A cat."}
     assert load_multi_mix_qa(parts)["messages"][1]["content"] == "A cat."
     for text in (b"A long one.", b"\xff"):

@@ -107,7 +107,7 @@ def test_a_loader_that_is_prepared(
             next(stream)
 
 
-class Numbers(torch.utils.data.Dataset[Any]):
+class SamplerItems(torch.utils.data.Dataset[Any]):
     """What a sampler gives, as the items of a dataset."""
 
     def __len__(self) -> int:
@@ -127,7 +127,7 @@ def test_a_share_of_one_rank_is_not_dealt_once_more(lazy: LazyPackedDataset, spl
     """Each of two ranks trained a quarter of the packs."""
 
     def prepared(share: Any, num: int = 2) -> Any:
-        loader = torch.utils.data.DataLoader(Numbers(), 2, sampler=share, collate_fn=list)
+        loader = torch.utils.data.DataLoader(SamplerItems(), 2, sampler=share, collate_fn=list)
         given = {"put_on_device": False, "split_batches": split_batches}
         return accelerate.data_loader.prepare_data_loader(loader, num_processes=num, process_index=num - 1, **given)
 
@@ -138,7 +138,7 @@ def test_a_share_of_one_rank_is_not_dealt_once_more(lazy: LazyPackedDataset, spl
 
 
 def test_a_prepared_loader_goes_on_with_its_sampler_s_state(lazy: LazyPackedDataset) -> None:
-    """Accelerate sets epoch 0 in a new process, and each later one: it began the first one anew."""
+    """Accelerate sets epoch 0 in a new process, and then each later one: the sampler began epoch 0 anew."""
     sampler = PackSampler(lazy, 0, 1)
     list(sampler)
     stream = iter(sampler)
@@ -146,7 +146,7 @@ def test_a_prepared_loader_goes_on_with_its_sampler_s_state(lazy: LazyPackedData
         next(stream)
     states = [sampler.state_dict()]
     again = PackSampler(lazy, 0, 1, states=states)
-    loader = torch.utils.data.DataLoader(Numbers(), sampler=again, collate_fn=lambda items: items[0])
+    loader = torch.utils.data.DataLoader(SamplerItems(), sampler=again, collate_fn=lambda items: items[0])
     prepared = accelerate.Accelerator(cpu=True).prepare(loader)
     expected = PackSampler(lazy, 0, 1, states=states)
     assert [list(prepared) for _ in range(3)] == [list(expected) for _ in range(3)]
@@ -157,7 +157,7 @@ def test_a_prepared_loader_goes_on_with_its_sampler_s_state(lazy: LazyPackedData
 def test_a_stateful_loader_goes_on_in_its_epoch(
     lazy: LazyPackedDataset, demo: tuple[Path, Path], cache: Path, tmp_path: Path, kind: str, num_workers: int
 ) -> None:
-    """A stream's state was refused by load_state, and the second loop was the first one's epoch once more."""
+    """`load_state` refused a stream's state, and the second loop had the first one's epoch once more."""
 
     def prepared() -> tuple[Any, Any]:
         accelerate.state.AcceleratorState._reset_state(True)
@@ -165,7 +165,7 @@ def test_a_stateful_loader_goes_on_in_its_epoch(
         accelerator = accelerate.Accelerator(cpu=True, dataloader_config=given)
         options: dict[str, Any] = {"num_workers": num_workers, "collate_fn": lambda items: items[0]}
         if kind == "sampler":
-            loader = StatefulDataLoader(Numbers(), sampler=PackSampler(lazy, 0, 1), **options)
+            loader = StatefulDataLoader(SamplerItems(), sampler=PackSampler(lazy, 0, 1), **options)
         else:
             config = demo_config(demo, cache, tmp_path, packing__max_token_len=1024)
             packs = StreamingPackedDataset(config, replacement=False, buffer_size=4)
@@ -230,7 +230,7 @@ def losses(packs: tuple[Any, Packs], kind: Any, folder: Path, collate: Any, **se
 
 
 def test_a_weighted_trainer_evaluates_by_weights(packs: tuple[Any, Packs], tmp_path: Path) -> None:
-    """`eval_loss` was divided by tokens; here a batch is weighted by hand, and so in the recipe's trainer."""
+    """`eval_loss` of both trainers, `weighted` and the recipe's, was divided by tokens: a fraction of the loss."""
     model, stream = tiny_model(packs[0]), iter(packs[1])
     guard(model, packs[0])
     batches = [next(stream) for _ in range(2)]

@@ -86,7 +86,8 @@ def refuse_unread_options(value: Mapping[str, Any], question: Any, answer: Any) 
 def _words_of_options(options: list[Any]) -> list[str]:
     """Return the words of each option, without its letter: of lists, of objects, and of one text for all options."""
     found, waiting = list[str](), [*options]
-    for option in waiting:
+    while waiting:
+        option = waiting.pop()
         if isinstance(option, Mapping):  # `{"A": "cat"}`, or `{"label": ["A"], "text": ["cat"]}`; others are settings
             waiting += [text for key, text in option.items() if len(key) == 1 or key in ("text", *CONTENT_KEYS)]
         elif isinstance(option, list):

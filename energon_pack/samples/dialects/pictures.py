@@ -83,12 +83,14 @@ def with_tags_as_parts(messages: Sequence[Message], listed: Sequence[str], is_li
     for tag in tags:
         refuse_url(tag.name, f"{tag.found[0][:80]} in a text names")
     join = _joined_by_placeholders if listed else _content_parts
-    both = zip(messages, split, strict=True)
-    return [{**message, "content": join(pieces)} if len(pieces) > 1 else message for message, pieces in both]
+    return [
+        {**message, "content": join(pieces)} if len(pieces) > 1 else message
+        for message, pieces in zip(messages, split, strict=True)
+    ]
 
 
 def names_file(name: str, path: str) -> bool:
-    """Tell whether a name is a path, or its end, or begins above it."""
+    """Tell whether a name and a path are the same, or one is the end of the other: `0.png` and `images/0.png`."""
     return f"/{path}".endswith(f"/{name}") or f"/{name}".endswith(f"/{path}")
 
 

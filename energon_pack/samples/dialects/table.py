@@ -5,7 +5,6 @@ things are an error of the sample, never a choice. To add a dialect, add a row t
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -63,7 +62,7 @@ def turns_of_question(value: Mapping[str, Any], dialect: Dialect) -> list[Messag
     """
     asks, pairs = dialect.required_fields[0], value.get("history") or []
     asked = _text_field(value, asks, dialect)
-    inputs = [key for key in dialect.optional_fields if key != "history" and not _is_said(value, key, asked)]
+    inputs = [key for key in dialect.optional_fields if key != "history" and not _repeats_context(value, key, asked)]
     value_of_synonyms(value, inputs)
     texts = [asked, *dict.fromkeys(_text_field(value, key, dialect) for key in inputs)]
     if not any(texts):
@@ -77,8 +76,8 @@ def turns_of_question(value: Mapping[str, Any], dialect: Dialect) -> list[Messag
     return [*earlier, turn("user", "\n".join(filter(None, texts)))]
 
 
-def _is_said(value: Mapping[str, Any], key: str, asked: str) -> bool:
-    """Tell whether an instruction holds its context already, or the context is a number."""
+def _repeats_context(value: Mapping[str, Any], key: str, asked: str) -> bool:
+    """Tell whether an instruction holds the text of its context already, or the context is a number, without a text."""
     return key == "context" and are_contained(normalized_texts(value.get(key)), normalized_texts(asked))
 
 
@@ -147,7 +146,7 @@ DIALECTS = (
 
 #: fields of a conversation, or of a part of one, beside those of turns
 _DIALECT_FIELDS = frozenset(key for dialect in DIALECTS for key in (*dialect.required_fields, *dialect.optional_fields))
-_CONVERSATION_FIELDS = _DIALECT_FIELDS | {*MESSAGE_KEYS, "prompts", "captions", "caption", "context", "text"}
+CONVERSATION_FIELDS = _DIALECT_FIELDS | {*MESSAGE_KEYS, "prompts", "captions", "caption", "context", "text"}
 #: lists of these beside a conversation are remarks
 _LISTS_BESIDE = {"answers", "context"}
 _DECIDING_SETTINGS = "source.sample_type, or source.columns.prompt with source.columns.response,"
@@ -219,17 +218,17 @@ def fitting_reading(
     if settings.sample_type is SampleType.document:
         return first, {}
     first = _with_thoughts(value, first)
-    columns, others = settings.columns, {*_CONVERSATION_FIELDS.intersection(value).difference(first.keys)}
-    said = normalized_texts([value[key] for key in first.keys]) if others else set()
-    texts = {key: normalized_texts(value[key]) for key in others}
-    more = {key for key, own in texts.items() if not are_contained(own, said)}
-    others = {key for key in more if not are_contained(said, texts[key])}
+    columns, beside = settings.columns, sorted(CONVERSATION_FIELDS.intersection(value).difference(first.keys))
+    said = normalized_texts([value[key] for key in first.keys]) if beside else set()
+    texts = {key: normalized_texts(value[key]) for key in beside}
+    unsaid = [key for key in beside if not are_contained(texts[key], said)]
+    others = {key for key in unsaid if not are_contained(said, texts[key])}
     if not (settings.messages_key or columns.messages or (columns.prompt and columns.response)):
         if _is_question_and_answer(value, first):
-            refuse_lost_texts(value, first.keys, sorted(more), bool(columns.prompt or columns.response))
+            refuse_lost_texts(value, first.keys, unsaid, bool(columns.prompt or columns.response))
         if others:
             _refuse_second_reading(value, first, ways, others)
-    return first, {key: [value[key]] for key in sorted(more) if key in others or isinstance(value[key], list)}
+    return first, {key: [value[key]] for key in unsaid if key in others or isinstance(value[key], list)}
 
 
 def _refuse_second_reading(
@@ -270,21 +269,6 @@ def _with_thoughts(value: Mapping[str, Any], reading: ConversationReading) -> Co
 
     consumed = reading.keys if reading.consumed_keys is None else reading.consumed_keys
     return reading._replace(keys=(*reading.keys, *thoughts), make_turns=turns, consumed_keys=(*consumed, *thoughts))
-
-
-def with_caption_beside(value: Any, text: bytes | str, skip: Skip) -> dict[str, Any] | None:
-    """Return a record without any text with the caption that a file beside it holds; None: it is no such record.
-
-    `skip`: why the record is left out.
-    """
-    if skip.reason is not Reason.NO_MESSAGES or skip.hint or not isinstance(value, dict) or not text:
-        return None
-    if value.get("caption") is not None or not _CONVERSATION_FIELDS.isdisjoint(value.keys() - {"caption"}):
-        return None
-    with suppress(UnicodeDecodeError):
-        caption = text.removeprefix("\ufeff") if isinstance(text, str) else text.decode("utf-8-sig")
-        return {**value, "caption": caption} if caption.strip() else None
-    return None
 
 
 def no_conversation_skip(value: Mapping[str, Any], fields: str) -> Skip:

@@ -63,8 +63,9 @@ MEDIA_TYPES = ("text", IMAGE.kind, VIDEO.kind, "mix", *[*KINDS][2:])
 #: type of a content part → the kind of the medium that it stands for
 PART_TYPES = {name: medium.kind for medium in KINDS.values() for name in medium.part_types}
 KIND_BY_LETTER = {medium.letter: medium.kind for medium in KINDS.values()}
-#: the keys of a record that name its media
-MEDIA_KEYS = tuple(key for medium in KINDS.values() for key in medium.keys)
+#: key of a record that names its media → their kind
+KIND_OF_MEDIA_KEY = {key: medium.kind for medium in KINDS.values() for key in medium.keys}
+MEDIA_KEYS = tuple(KIND_OF_MEDIA_KEY)
 
 
 def describe(medium: Media) -> str:
