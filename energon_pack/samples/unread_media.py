@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from energon_pack.samples.dialects.pictures import names_file
 from energon_pack.samples.dialects.rewrite import parsed_text
 from energon_pack.samples.documents import is_document
 from energon_pack.samples.hint import Hint
@@ -82,7 +83,7 @@ def refuse_unread_media(
         for leaf in leaf_values(field.value):
             kind = None if _names_read_medium(leaf, read) else _kind_of_value(leaf, field, kind_of)
             if kind is not None:
-                is_top = "[]" not in field.key and not is_tar and not field.is_raw
+                is_top = "[]" not in field.key and not is_tar
                 columns = f"columns.{KINDS[kind].plural}"
                 is_listing = is_top and _value_may_list_media(field.value)
                 reads = Hint(columns, field.key, "reads it;", keeps=tuple(read)) if is_listing else None
@@ -101,8 +102,7 @@ def _refuse_medium_without_file(record: Record) -> None:
         return
     for key, value in record.fields.items():
         named = _NAMES_A_MEDIUM.fullmatch(str(key)) or (record.is_caption and _NAMES_AN_ORIGIN.search(str(key)))
-        is_none = isinstance(value, bool) or is_empty_listing(value) or str(value).lower() in _NO_IDS
-        if named and not is_none:
+        if named and not (isinstance(value, bool) or is_empty_listing(value) or str(value).lower() in _NO_IDS):
             ways = "(source.map can name one, source.media=ignore packs the text)"
             skip = Skip(
                 Reason.MISSING_MEDIA, f"{key} has {str(value)[:80]!r}, which is no file: its medium is lost {ways}"
@@ -187,8 +187,7 @@ def _holds_addresses(value: Any) -> bool:
 
 def _names_read_medium(leaf: Any, read: Sequence[str]) -> bool:
     """Tell whether a value names a medium that is read, perhaps by a longer or a shorter path."""
-    path = f"/{leaf.removeprefix('./')}" if isinstance(leaf, str) else ""
-    return bool(path) and any(path.endswith(f"/{name}") or f"/{name}".endswith(path) for name in read)
+    return isinstance(leaf, str) and any(names_file(leaf.removeprefix("./"), name) for name in read)
 
 
 def leaf_values(value: Any) -> Iterator[Any]:

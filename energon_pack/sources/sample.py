@@ -69,7 +69,7 @@ def _read_indexed(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSet
     seems, raw = media_type_by_name([part.name for part in row.parts]), b""
     try:
         raw = reader.raw(shard, row)
-        record, text = _read_record(reader, shard, row, row.parts, raw, seems is not None, settings)
+        record, text = _read_record(reader, shard, row, row.parts if seems else [], raw, seems is not None, settings)
         seems = record.declared or seems or media_type_by_name(record.listed_media or ())
         find = partial(reader.media, shard, key=source_key(row.key), parts=row.parts)
         record, listed = _find_media(record, settings, find)
@@ -101,14 +101,14 @@ def _read_record(
 ) -> tuple[Record, Part | None]:
     """Parse a sample's record from its JSON or text, `raw`; return also the txt that was read.
 
-    Where the JSON in a tar has no text, a txt beside it is its caption. `parts`: the txt is one of these.
+    Where the JSON in a tar has no text, a txt beside it and its media is its caption. `parts`: the txt is one of these.
     """
     try:
         return shard.read_record(raw, row.record_part, has_media, settings), None
     except Skip as skip:
         text = next((part for part in parts if part.name.lower() == "txt"), None)
         is_json = isinstance(shard, TarShard) and shard.field_map is None and row.record_part.lower() == "json"
-        if text is None or not (text.size and is_json and has_media):
+        if text is None or not (text.size and is_json):
             raise
         value = with_caption_beside(load_json(raw), reader.read(shard, text), skip)
         if value is None:
