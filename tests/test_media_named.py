@@ -99,8 +99,9 @@ def read(path: Path, settings: ReadSettings | None = None) -> list[str]:
 
 #: fields that are read as media, or would be if the file were there, where `source.columns` names them
 READ_BY_A_SETTING = (
-    "imgae", "Images", "vidoes", "audoi", "url", "image_id", "pics", "vidoe", "picture", "image_url", "video_url",
-)  # fmt: skip
+    *("imgae", "Images", "vidoes", "audoi", "url", "image_id", "pics", "vidoe", "picture", "image_url", "video_url"),
+    *("shot", "audio_filepath", "wav", "path", "imagePaths", "img", "video_id"),  # a text beside it is its caption
+)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +117,7 @@ READ_BY_A_SETTING = (
         ({"url": "https://x.org/0.jpg", "caption": "A cat."}, "url has 'https://x.org/0.jpg', an image", None),
         ({"image_id": "COCO_1.jpg", **ASKED}, "image_id has 'COCO_1.jpg', an image", None),
         ({"meta": {"file": "0.png"}, "question": "<image>?", "answer": "b"}, "meta has '0.png', an image", None),
-        ({"shot": "0.png", "text": "A cat."}, "shot has '0.png', an image", None),  # it is there, and has no place
+        ({"shot": "0.png", "text": "A cat."}, "shot has '0.png', an image", None),  # it is there
         ({"pics": "1.png", "text": "<image>A cat."}, "pics has '1.png', an image", None),
         ({"picture": "my photos/gone.jpg", **ASKED}, "picture has 'my photos/gone.jpg', an image", None),
         (

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass
 from enum import Enum
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import yaml
 
@@ -82,4 +82,6 @@ def dataclass_from_plain(kind: type[Node], values: Mapping[str, Any]) -> Node:
 def _field_value(kind: Any, value: Any) -> Any:
     if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, Mapping):
         return dataclass_from_plain(kind, value)
-    return kind(value) if isinstance(kind, type) and issubclass(kind, Enum) else value
+    # `Enum | None` is no type itself
+    enums = [one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, Enum)]
+    return enums[0](value) if enums and value is not None else value

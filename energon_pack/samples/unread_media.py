@@ -83,7 +83,7 @@ def refuse_unread_media(
         for leaf in leaf_values(field.value):
             kind = None if _names_read_medium(leaf, read) else _kind_of_value(leaf, field, kind_of)
             if kind is not None:
-                is_top = "[]" not in field.key and not is_tar and not field.is_raw
+                is_top = "[]" not in field.key and not is_tar
                 columns = f"columns.{KINDS[kind].plural}"
                 is_listing = is_top and _value_may_list_media(field.value)
                 reads = Hint(columns, field.key, "reads it;", keeps=tuple(read)) if is_listing else None

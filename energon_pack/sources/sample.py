@@ -69,7 +69,7 @@ def _read_indexed(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSet
     seems, raw = media_type_by_name([part.name for part in row.parts]), b""
     try:
         raw = reader.raw(shard, row)
-        record, caption = _read_record(reader, shard, row, row.parts, raw, seems is not None, settings)
+        record, caption = _read_record(reader, shard, row, row.parts if seems else [], raw, seems is not None, settings)
         seems = record.declared or seems or media_type_by_name(record.listed_media or ())
         find = partial(reader.media, shard, key=source_key(row.key), parts=row.parts)
         record, listed = _find_media(record, settings, find)
@@ -101,7 +101,7 @@ def _read_record(
 ) -> tuple[Record, Part | None]:
     """Parse a sample's record from its JSON or text, `raw`; return also the txt of its tar that is its caption.
 
-    `parts`: the txt is one of these.
+    `parts`: the txt is one of these; none if the sample has no media.
     """
 
     def read(value: Any) -> Record:
@@ -110,7 +110,7 @@ def _read_record(
 
     txt = next((part for part in parts if part.name.lower() == "txt"), None)
     is_json = isinstance(shard, TarShard) and shard.field_map is None and row.record_part.lower() == "json"
-    if txt is None or not (txt.size and is_json and has_media):
+    if txt is None or not (txt.size and is_json):
         return read(raw), None
     record, is_captioned = read_with_caption_beside(read, raw, partial(reader.read, shard, txt))
     return record, txt if is_captioned else None

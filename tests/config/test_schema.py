@@ -50,10 +50,13 @@ def test_the_yaml_has_the_defaults_of_the_classes() -> None:
 
 
 def test_a_node_comes_back_from_its_json() -> None:
-    config = composed("source.control_tokens=skip", "packing.overlong=truncate_text", "labels.train_on=last")
+    """An enum comes back as one: with `source.media=ignore`, verify said of captions that their source changed."""
+    config = composed(
+        *("source.control_tokens=skip", "source.media=ignore", "packing.overlong=truncate_text", "labels.train_on=last")
+    )
     for node in (getattr(config, field.name) for field in fields(config)):
         if is_dataclass(node) and not hasattr(node, "splits"):
-            assert dataclass_from_plain(type(node), plain(node)) == node
+            assert repr(dataclass_from_plain(type(node), plain(node))) == repr(node)
     assert dataclass_from_plain(MediaConfig, {"fps": 2.0, "of_another_version": 1}) == MediaConfig(fps=2.0)
 
 
