@@ -24,7 +24,6 @@ from pathlib import Path
 
 from energon_pack.dataset import staging_files
 from energon_pack.dataset.destination import PlanMissing, another_run_error, refuse_unwritable_folder
-from energon_pack.dataset.done_shards import is_shard_done
 from energon_pack.dataset.files import PAGE
 from energon_pack.dataset.manifest import MANIFEST
 from energon_pack.dataset.publish_limits import ledger_of_unpublished, page_of_unpublished
@@ -192,7 +191,7 @@ class DatasetInFolder:
 
     def has_shard(self, job: ShardJob) -> bool:
         """Say whether a process of the same run has finished this shard; the shard is not read."""
-        return is_shard_done(job.path, job.identity)
+        return staging_files.is_shard_done(job.path, job.identity)
 
     def prepare_for_check(self, staging: Path, shards: Sequence[WrittenShard], flavor: Flavor) -> Path | str:
         """Make the dataset readable for Energon before it is published; return its path or address there."""

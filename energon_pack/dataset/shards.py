@@ -23,10 +23,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from energon_pack.dataset.done_shards import mark_done, media_sums_if_done
 from energon_pack.dataset.files import PlanRow
 from energon_pack.dataset.media_sums import checksums_to_bytes
 from energon_pack.dataset.sources import RowsWithChecksums, SampleReader, tokens_of
+from energon_pack.dataset.staging_files import mark_done, media_sums_if_done
 from energon_pack.dataset.tar_writer import TarComparer, TarDiffers, TarWriter, size_of_finished_tar
 from energon_pack.lengths.kept_tokens import KeptTokens
 from energon_pack.samples.conversation import ReadSample

@@ -19,8 +19,7 @@ from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.cut import CUT_TYPE, schema_with_cut_type
 from energon_pack.samples.flavors.fit import contents_that_do_not_fit
 from energon_pack.samples.lost_media import kinds_without_medium
-from energon_pack.samples.roles import begins_with_assistant
-from energon_pack.samples.sample import AnyPart, media_type, media_type_by_name
+from energon_pack.samples.sample import AnyPart, Message, media_type, media_type_by_name
 from energon_pack.samples.settings import ReadSettings, UnreadMedia
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.lmdb_pages import DamagedFile
@@ -190,7 +189,7 @@ def set_warnings(row: LengthsRow, sample: ReadSample, settings: ReadSettings) ->
     row.placeholders_put_in = sample.placeholders_put_in
     if settings.media is not UnreadMedia.ignore:  # then such letters are meant
         row.placeholders_as_text = kinds_without_medium(sample.messages, sample.kinds) or None
-    row.assistant_first = begins_with_assistant(sample.messages)
+    row.assistant_first = _begins_with_assistant(sample.messages)
     row.tools_left_out = sample.leaves_out_tools
     row.unknown_keys = [*sample.unknown[:_MAX_UNKNOWN_KEYS]] or None
     row.image_modes = sorted({medium.mode for medium in sample.media if medium.mode}) or None
@@ -276,3 +275,9 @@ def lengths_table(rows: Sequence[LengthsRow], method: Method, cuts: pa.StructTyp
     values = {field.name: list(map(attrgetter(field.name), rows)) for field in schema}
     values["cut"] = [cut and cut[: cuts.num_fields] for cut in values["cut"]]
     return pa.table([pa.array(values[field.name], field.type) for field in schema], schema=schema)
+
+
+def _begins_with_assistant(messages: Sequence[Message]) -> bool:
+    """Tell whether a conversation of several turns begins with an answer, so that its roles may be swapped."""
+    first = next((message["role"] for message in messages if message["role"] != "system"), None)
+    return first == "assistant" and len(messages) > 1

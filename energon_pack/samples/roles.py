@@ -1,10 +1,10 @@
 """The roles that turns have in the dialects."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from energon_pack.samples.documents import DOCUMENT
-from energon_pack.samples.sample import ROLE_KEYS, Message
+from energon_pack.samples.sample import ROLE_KEYS
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.written_calls import CALL_ROLES
 
@@ -19,12 +19,6 @@ ROLES = {
 }
 #: who asks and who answers; a text of a `developer` or a `tool` may be any; `prompter` is OpenAssistant's
 _ROLES_OF_MESSAGES = (*(role for role, ours in ROLES.items() if ours in ("user", "assistant")), "prompter")
-
-
-def begins_with_assistant(messages: Sequence[Message]) -> bool:
-    """Tell whether a conversation of several turns begins with an answer, so that its roles may be swapped."""
-    first = next((message["role"] for message in messages if message["role"] != "system"), None)
-    return first == "assistant" and len(messages) > 1
 
 
 def refuse_message(value: Mapping[str, Any]) -> None:

@@ -255,8 +255,8 @@ def _is_question_and_answer(value: Mapping[str, Any], reading: ConversationReadi
 
 def _with_thoughts(value: Mapping[str, Any], reading: ConversationReading) -> ConversationReading:
     """Return a reading of one answer with the thoughts that stand beside it in the record, unless it thinks itself."""
-    thoughts = thoughts_beside(value)
-    if not thoughts or len(reading.keys) < 2 or not isinstance(value[reading.keys[0]], str):
+    is_one_answer = len(reading.keys) > 1 and isinstance(value[reading.keys[0]], str)
+    if not is_one_answer or not (thoughts := thoughts_beside(value)):
         return reading
     said = normalized_texts(value[reading.keys[1]])
     unsaid = {key: text for key, text in thoughts.items() if not are_contained(normalized_texts(text), said)}
