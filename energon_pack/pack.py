@@ -1,10 +1,15 @@
 """Pack a source: run all stages up to a published dataset.
 
-    find places ──► index ──► processor ──► lengths ──► plan ──► write ──► verify ──► check ──► report ──► publish
+    find places ──► index ──► processor ──► lengths ──► plan ──► write ──► verify ──► check ──► report, publish
 
-What happens to a sample: it is drawn or not (index); its length is measured, and its tokens are kept, of each part that
-it becomes (lengths); it is left out, or gets a place in a pack and a shard (plan); its tokens, its JSON and its media,
-or references to them, are written there (write); some samples are tokenized by the full processor (verify).
+    stage        returns             what happens to a sample
+    find places  Places
+    index        list[IndexedShard]  It is found in its file, and drawn or not by the ratio of this file.
+    processor    Method
+    lengths      Measured            The lengths of the conversations that it becomes are measured. Its tokens are kept.
+    plan         Planned             A mixture draws it. It is cut, left out, or gets a place in a pack and a shard.
+    write        Written             Its kept tokens are written there, with its JSON and its media, or references.
+    verify       AuditResult         If it is one of the few that are chosen, the full processor tokenizes it again.
 
 Each stage writes its result to files: lengths to the cache, the plan and the shards to a staging folder. At the end the
 whole dataset appears under its name. `stage=` runs one stage, `part=` a share of one.
@@ -89,7 +94,7 @@ def _run_stages(settings: StageSettings, places: Places, format_is_guessed: bool
         format_is_guessed: the user gave no format, and a line says which one the source has.
     """
     source, end = places.source, settings.end
-    # before the processor: a damaged tar stops the run at once
+    # before the processor: a damaged tar stops the run at once, unless `source.on_damaged` keeps the rest of it
     indexed = measuring.index_source(source.shards, settings.method.keep_damaged, settings.plan.seed, workshop)
     if format_is_guessed:
         num_samples = sum(item.num_rows for item in indexed)
@@ -107,8 +112,8 @@ def _run_stages(settings: StageSettings, places: Places, format_is_guessed: bool
     print_plan(planned.report)
     run_report.add_plan(planned.lengths, planned.plan, planned.report)
     refusal = why_unpublished(planned.report, end.max_skipped, end.packing if places.output.publishes else None)
-    if places.published is not None:
-        refuse_changed_identity(places.published, planned.identity, places.output.destination.place)
+    if places.published_report is not None:
+        refuse_changed_identity(places.published_report, planned.identity, places.output.destination.place)
         if refusal is None:
             return publishing.finish_published_run(planned, run_report, places, end.output, workshop)
     if end.stage is Stage.plan:

@@ -70,7 +70,7 @@ def run_chain(config: PackConfig, command: Sequence[str]) -> dict[str, Any]:
     except KeyboardInterrupt:
         say(f"not waited for any more; the jobs go on. To end them: scancel {' '.join(jobs.values())}")
         raise
-    say(f"{'there already:' if places.published is not None else 'packed into'} {destination.place}")
+    say(f"{'there already:' if places.published_report is not None else 'packed into'} {destination.place}")
     return report_if_intact(destination.place) or {}
 
 
@@ -94,7 +94,7 @@ def _submit_or_find_jobs(
 def _missing_stages(places: Places, expected: ExpectedPlan, settings: ShardSettings, num_tasks: int) -> MissingStages:
     """Return the stages that are still missing, and the missing parts of each."""
     all_parts = range(num_tasks)
-    if places.published is not None:
+    if places.published_report is not None:
         return {LENGTHS: all_parts, PUBLISH: None}
     jobs = planned_jobs(places.output.destination, expected, settings, len(all_parts), places.cache_dir)
     if jobs is None:

@@ -37,7 +37,7 @@ class Places:
     cache_dir: Path
     mirror: Mirror | None = None  # for a cache on an object store
     #: report.json of a published dataset of this name and settings; if its source is the same, nothing is written
-    published: dict[str, Any] | None = None
+    published_report: dict[str, Any] | None = None
 
     def workshop(self, executor: Executor, progress: Progress) -> Workshop:
         """Return the workshop of a run that has its cache here."""
@@ -64,10 +64,10 @@ def prepare_places(config: PackConfig) -> Places:
     output, output_dir = OutputPlace.of(config), config.output.dir
     destination = output.destination
     cache_dir, address = cache_folder(config.cache_dir, output_dir), cache_address(config.cache_dir, output_dir)
-    published = None
+    published_report = None
     if output.publishes and not output.may_overwrite:
-        published = _published_report(destination, content_settings(plain(config)))
-    if output.publishes and published is None:
+        published_report = _find_published_report(destination, content_settings(plain(config)))
+    if output.publishes and published_report is None:
         destination.refuse_existing(output.may_overwrite)
     source, processor = _find_source(config.source, config.model, config.labels, cache_dir)
     destination.refuse_source(source)
@@ -83,10 +83,10 @@ def prepare_places(config: PackConfig) -> Places:
     else:
         refuse_unwritable_folder("output.dir", destination.final.parent)  # the page lies there
     mirror = None if address is None else Mirror(address, cache_dir)
-    return Places(source, processor, output, cache_dir, mirror, published)
+    return Places(source, processor, output, cache_dir, mirror, published_report)
 
 
-def _published_report(destination: DatasetInFolder, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+def _find_published_report(destination: DatasetInFolder, settings: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return report.json of the published dataset, if it has these content settings; else None."""
     report = report_if_intact(destination.place)
     try:

@@ -119,7 +119,7 @@ def finish_published_run(
     planned: Planned, page: RunPageWriter, places: Places, output: OutputConfig, workshop: Workshop
 ) -> dict[str, Any]:
     """End a run whose dataset is already published: check its source as a writing run does; return its report."""
-    destination, report = places.output.destination, places.published
+    destination, report = places.output.destination, places.published_report
     named = destination.place
     assert report is not None, "a run without it writes a dataset"
     refuse_changed_yamls(named, dataset_yamls(planned.lengths.flavor, output.dataset_yaml.value, output.sample_type))
