@@ -8,7 +8,7 @@ from typing import Any
 from energon_pack.dataset.pack_files import first_json
 from energon_pack.errors import PackError, amount
 from energon_pack.run.address import bucket_of
-from energon_pack.samples.parts import has_references, references_of
+from energon_pack.samples.parts import has_references, references_by_member
 from energon_pack.sources.storage import open_file
 
 _HOW_TO_REPAIR = "copy it again from where it is whole, or pack again"
@@ -57,7 +57,7 @@ def _open_first_media(dataset: str, shards: Sequence[str]) -> None:
         try:
             with open_file(path) as file:
                 value = first_json(file)
-            references = [*chain.from_iterable(references_of(value) if has_references(value) else ())]
+            references = [*chain.from_iterable(references_by_member(value) if has_references(value) else ())]
         except (LookupError, TypeError, ValueError, StopIteration) as error:
             raise unreadable_shard(path, error) from None
         for reference in references:

@@ -19,7 +19,7 @@ from energon_pack.samples.flavors.schema import Schema, wrong_fields
 from energon_pack.samples.frame_times import load_patch_positions
 from energon_pack.samples.pack_reader import num_shared_media
 from energon_pack.samples.pack_tokens import members_of
-from energon_pack.samples.parts import Reference, has_references, references_of
+from energon_pack.samples.parts import Reference, has_references, references_by_member
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.sample import Message, Part, media_type
 from energon_pack.samples.skip import Skip
@@ -148,7 +148,7 @@ def parse_pack(files: PackFiles, raw: bytes | None, flavor: PackedFlavor) -> tup
     if has_references(value):
         if wrong := list(reference_defects(value)):
             return unread, wrong
-        references = list({part.name: part for part in chain.from_iterable(references_of(value))}.values())
+        references = list({part.name: part for part in chain.from_iterable(references_by_member(value))}.values())
         starts = offsets_of_appended_media(files.end, references)
         beside = [Part(part.name, start, part.size) for part, start in zip(references, starts, strict=False)]
         files = files._replace(parts=[*files.parts, *beside])

@@ -255,7 +255,7 @@ def _content_of_pack(key: str, pack: Sequence[_PackMember], job: ShardJob) -> _P
     members, samples = [member.row for member in pack], [member.sample for member in pack]
     tokens = join_member_tokens([member.tokens for member in pack]).to_bytes()
     conversations = [
-        conversation(sample, job.flavor, member.num_shared_media)
+        pack_conversation(sample, job.flavor, member.num_shared_media)
         for sample, member in zip(samples, members, strict=True)
     ]
     shared_lens = [member.shared_len for member in members]
@@ -313,12 +313,12 @@ def _add_json_and_tokens(tar: TarWriter, pack: _PackContent, value: Fields) -> N
     tar.add(f"{pack.key}.{TOKENS_PART}", pack.tokens)
 
 
-def conversation(sample: ReadSample, flavor: PackedFlavor, num_shared: int = 0) -> Conversation:
-    """Return a sample in the form of its pack's JSON; it shares its first `num_shared` media with the member before."""
+def pack_conversation(sample: ReadSample, flavor: PackedFlavor, num_shared_media: int = 0) -> Conversation:
+    """Return a sample in the form of its pack's JSON; `num_shared_media`: of the first, with the member before."""
     messages = sample.timed_messages if flavor.times_in_text else sample.messages
     media = [(part.kind, part.extension) for part in sample.parts]
     has_positions = [] if flavor.times_in_text else [part is not None for part in sample.positions]
-    return Conversation(messages, sample.tools, sample.fields, media, has_positions, sample.is_timed, num_shared)
+    return Conversation(messages, sample.tools, sample.fields, media, has_positions, sample.is_timed, num_shared_media)
 
 
 def parts_beside_json(sample: ReadSample, content: Conversation) -> list[AnyPart]:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from energon_pack.plan.pack_order import even_out_shares, mix_packs_evenly
 from energon_pack.plan.similar_packs import Floats, even_out_trained_tokens, put_alike_costs_together
 from energon_pack.run.seeded_random import Ints, random_keys
-from energon_pack.steps.evenness import largest_trained_deviation, max_over_mean
+from energon_pack.steps.evenness import epoch_slowdown, largest_trained_deviation
 from energon_pack.steps.topology import Topology, interleave_halves, reading_order
 
 _SWAP_ROUNDS = 32  # rounds of swaps: after some twenty, little changes
@@ -81,7 +81,7 @@ class _Evenness:
 
     def __init__(self, costs: Floats, trained: Ints, read: Ints, topology: Topology):
         ranks, micro_batches = topology.data_parallel, topology.micro_batches
-        self.waits = np.array([max_over_mean(cost[read], ranks, micro_batches) for cost in costs])
+        self.waits = np.array([epoch_slowdown(cost[read], ranks, micro_batches) for cost in costs])
         self.off = largest_trained_deviation(trained[read], ranks * micro_batches)
 
 

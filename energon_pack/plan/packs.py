@@ -102,10 +102,10 @@ def empty_plan(items: Items) -> PackPlan:
     return PackPlan(np.zeros(1, np.int64), nothing, np.zeros(len(items), np.int8), 0)
 
 
-def select_packs(plan: PackPlan, packs: Sequence[Ints], scratch: Scratch = _IN_MEMORY) -> PackPlan:
-    """Return a plan of only these packs, in this order; several arrays of pack numbers are joined."""
+def select_packs(plan: PackPlan, arrays_of_pack_numbers: Sequence[Ints], scratch: Scratch = _IN_MEMORY) -> PackPlan:
+    """Return a plan of only these packs, in this order; the arrays are joined."""
     builder = PackBuilder(scratch)
-    for order in packs:
+    for order in arrays_of_pack_numbers:
         for block in blocks(len(order), plan.mean_members):
             builder.add(*sizes_and_members(plan, order[block]))
     return builder.build_plan(plan.left_out, plan.lower_bound)

@@ -122,13 +122,13 @@ LengthsTrialJob = tuple[Items, PackingConfig, list[int], int, float, int | None]
 def lengths_trial_job_of(
     lengths: Lengths,
     packing: PackingConfig,
-    lens: Sequence[int],
+    tried_lens: Sequence[int],
     max_positions: int | None = None,
 ) -> LengthsTrialJob:
     """Build the argument of `try_lengths_of_job`: all samples of a small run, or a seeded draw from a large one.
 
     Args:
-        lens: pack lengths to try, besides the planned one and one that holds every sample.
+        tried_lens: pack lengths to try, besides the planned one and one that holds every sample.
     """
     items, scale = items_or_pairs(lengths), 1.0
     packing = replace(packing, need_image=False)  # with some lengths there would be too few packs with an image
@@ -147,7 +147,7 @@ def lengths_trial_job_of(
         for block, (start, end) in zip(blocks(len(items)), pairwise(upto), strict=True)
     ]
     longest = int(items.lens.max(initial=0))
-    tried = lengths_to_try(lens, packing, longest, max_positions)
+    tried = lengths_to_try(tried_lens, packing, longest, max_positions)
     return items.take(np.concatenate([there[:0], *numbers])), packing, tried, lengths.seed, scale, max_positions
 
 

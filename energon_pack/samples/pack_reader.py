@@ -114,9 +114,9 @@ def _json_of_pack(part: Any) -> Any:
     return json_of(part)
 
 
-def meta_of(value: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def meta_of(pack_json: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """Return `_meta` of a pack's JSON; raise UnknownFormat if this package did not write it."""
-    meta: Mapping[str, Any] = value.get("_meta", {})
+    meta: Mapping[str, Any] = pack_json.get("_meta", {})
     if "fingerprint" not in meta:
         raise UnknownFormat(
             f"{key} has no fingerprint of energon_pack: it is damaged, or another tool packed it: energon-pack"
@@ -165,16 +165,16 @@ def refuse_wrong_len(sample_id: str, token_len: int | None, tokens: MemberTokens
         raise TokensDamaged(f"{sample_id} has {len(tokens)} tokens in its pack, and {token_len} by _meta.token_lens")
 
 
-def _media_names(value: Mapping[str, Any]) -> Sequence[list[str]]:
+def _media_names(pack_json: Mapping[str, Any]) -> Sequence[list[str]]:
     """Return the names of each member's media in the pack."""
-    if has_references(value):
-        names = [[name for name, *_ in of_member] for of_member in value["_meta"][SOURCE_PARTS_FIELD]]
+    if has_references(pack_json):
+        names = [[name for name, *_ in of_member] for of_member in pack_json["_meta"][SOURCE_PARTS_FIELD]]
         # an .npy is of an image's patches
         return [[name for name in own_names if not name.endswith(".npy")] for own_names in names]
-    if "media_files" in value:
-        files: list[list[str]] = value["media_files"]
+    if "media_files" in pack_json:
+        files: list[list[str]] = pack_json["media_files"]
         return files
-    images = enumerate(value[IMAGE.plural])
+    images = enumerate(pack_json[IMAGE.plural])
     return [[captioning_part_name(index, number) for number in range(len(own_names))] for index, own_names in images]
 
 

@@ -14,7 +14,6 @@ from energon_pack.samples.skip import Skip
 
 REFERENCES_FIELD, SOURCE_PARTS_FIELD = "media_refs", "media_parts"
 
-
 Parts = Mapping[str, Any]
 
 
@@ -70,23 +69,23 @@ class Reference(NamedTuple):
 ReadMedia = Callable[[Sequence[Reference], Parts], list[bytes]]
 
 
-def has_references(value: Mapping[str, Any]) -> bool:
-    """Tell whether a pack refers to media in its source (`output.media=reference`); `value`: the pack's JSON."""
-    return REFERENCES_FIELD in value
+def has_references(pack_json: Mapping[str, Any]) -> bool:
+    """Tell whether a pack refers to media in its source (`output.media=reference`); `pack_json`: its JSON."""
+    return REFERENCES_FIELD in pack_json
 
 
-def references_of(value: Mapping[str, Any]) -> list[list[Reference]]:
-    """Return the references of each member of a pack, in the order in which packing wrote them; `value`: its JSON."""
-    meta = value["_meta"]
-    members = zip(value[REFERENCES_FIELD], meta[SOURCE_PARTS_FIELD], meta["sample_ids"], strict=True)
+def references_by_member(pack_json: Mapping[str, Any]) -> list[list[Reference]]:
+    """Return each member's references from a pack's JSON, in the order in which packing wrote them."""
+    meta = pack_json["_meta"]
+    members = zip(pack_json[REFERENCES_FIELD], meta[SOURCE_PARTS_FIELD], meta["sample_ids"], strict=True)
     return [
         [Reference(name, tuple(place), size, checksum, sample) for place, (name, size, checksum) in pairs]
         for pairs, sample in ((zip(refs, parts, strict=True), sample) for refs, parts, sample in members)
     ]
 
 
-def read_referenced(parts: Parts, value: Mapping[str, Any], read: ReadMedia) -> dict[str, bytes]:
+def read_referenced(parts: Parts, pack_json: Mapping[str, Any], read: ReadMedia) -> dict[str, bytes]:
     """Read with `read` the parts that a pack's JSON refers to and `parts` lacks; return their bytes by part name."""
-    named = {part.name: part for member in references_of(value) for part in member}  # members may share media
+    named = {part.name: part for member in references_by_member(pack_json) for part in member}  # media may be shared
     missing = [part for name, part in named.items() if name not in parts]
     return dict(zip([part.name for part in missing], read(missing, parts), strict=True))

@@ -21,7 +21,7 @@ from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources import wds
 from energon_pack.sources.field_map import FieldMap
 from energon_pack.sources.jsonl import line_index
-from energon_pack.sources.jsonl.coco import with_image_name
+from energon_pack.sources.jsonl.coco import with_coco_image_name
 from energon_pack.sources.media_containers import joined_name
 from energon_pack.sources.named_bytes import may_have_base64, replace_media_by_names
 from energon_pack.sources.row_shard import RowShard
@@ -123,7 +123,7 @@ class JsonlShard(RowShard):
 
     def raw(self, file: File, offset: int, size: int) -> bytes:
         """Read the JSON of a sample; media in base64, and the ids of COCO images, are replaced by names of media."""
-        raw = with_image_name(file.read(offset, size), file, self.path)
+        raw = with_coco_image_name(file.read(offset, size), file, self.path)
         if not may_have_base64(raw):
             return raw
         try:

@@ -218,26 +218,30 @@ def _real_folder(folder: str, working: str) -> str:
     return os.path.realpath(folder)
 
 
-def resolve_source_entry(entry: str) -> tuple[str, list[str], list[str]]:
-    """Resolve an entry of `source.path`: a folder, a file, a glob, or an address; PackError: it does not exist.
+class ResolvedEntry(NamedTuple):
+    """What an entry of `source.path` stands for; a glob may have no folders and no files."""
 
-    Returns:
-        The folder that names of samples are relative to; the folders and the files of the entry (a glob may have none).
-    """
+    root: str  # the folder that names of samples are relative to
+    folders: list[str]
+    files: list[str]
+
+
+def resolve_source_entry(entry: str) -> ResolvedEntry:
+    """Resolve an entry of `source.path`: a folder, a file, a glob, or an address; PackError: it does not exist."""
     if is_address(entry):
         from energon_pack.sources import store_listing
 
-        return store_listing.resolve_address(entry)
+        return ResolvedEntry(*store_listing.resolve_address(entry))
     if os.path.isdir(entry):
-        return entry, [entry], []
+        return ResolvedEntry(entry, [entry], [])
     if os.path.isfile(entry):
-        return os.path.dirname(entry) or ".", [], [entry]
+        return ResolvedEntry(os.path.dirname(entry) or ".", [], [entry])
     if not glob.has_magic(entry):
         raise PackError(f"source.path={entry}: no such folder or file{similar_path_hint(entry)}")
     fixed = re.split(r"[*?\[]", entry, maxsplit=1)[0]
     matches = sorted(glob.glob(entry, recursive=True))
     files = [match for match in matches if os.path.isfile(match)]
-    return os.path.dirname(fixed) or ".", [match for match in matches if os.path.isdir(match)], files
+    return ResolvedEntry(os.path.dirname(fixed) or ".", [match for match in matches if os.path.isdir(match)], files)
 
 
 def walk(folder: str, pattern: re.Pattern[str]) -> list[str]:

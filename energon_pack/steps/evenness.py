@@ -75,16 +75,16 @@ def spread_of(cost: Floats, ranks: int, micro_batches: int = 1) -> Spread:
         return Spread(1.0, 1.0, 1.0, 1.0, 1.0)
     bounds = _max_over_mean_bounds(cost[:num], ranks, micro_batches)
     ratios = of_ranks.max(axis=1) / of_ranks.mean(axis=1)
-    values = (max_over_mean(cost, ranks, micro_batches), ratios.mean(), ratios.max(), *bounds)
+    values = (epoch_slowdown(cost, ranks, micro_batches), ratios.mean(), ratios.max(), *bounds)
     return Spread(*(round(float(value), 4) for value in values))
 
 
-def max_over_mean(cost: Floats, ranks: int, micro_batches: int = 1) -> float:
+def epoch_slowdown(pack_costs: Floats, ranks: int, micro_batches: int = 1) -> float:
     """Return the time of an epoch relative to even steps: Σ max / Σ mean over ranks, of whole steps; 1 if it costs 0.
 
-    `cost`: float64[num_packs], in the order in which all ranks together read packs.
+    `pack_costs`: float64[num_packs], in the order in which all ranks together read packs.
     """
-    of_ranks = _rank_costs(cost, ranks, micro_batches)
+    of_ranks = _rank_costs(pack_costs, ranks, micro_batches)
     total = float(of_ranks.sum())
     return float(of_ranks.max(axis=1).sum()) * ranks / total if total else 1.0
 

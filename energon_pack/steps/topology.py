@@ -71,16 +71,16 @@ def topology_of(manifest: Mapping[str, Any]) -> Topology:
     return Topology(**manifest.get("topology") or {})
 
 
-def num_packs_by_worker(num: int, row: int) -> Ints:
-    """Return how many neighbouring packs Energon deals to each worker of each rank, int64[row].
+def num_packs_by_worker(num_packs: int, num_workers_of_all_ranks: int) -> Ints:
+    """Return how many neighbouring packs Energon deals to each worker of each rank, int64[num_workers_of_all_ranks].
 
     Rank r's worker w is at r · workers + w. Packs left over after equal shares go to workers far apart, one each:
-    the first, the middle one, … `row` is the number of all workers, `num` that of packs.
+    the first, the middle one, …
 
     Source: Sharder.split_samples_to_workers of megatron-energon; a test compares them.
     """
-    sizes = np.full(row, num // row, np.int64)
-    sizes[interleave_halves(np.arange(row))[: num % row]] += 1
+    sizes = np.full(num_workers_of_all_ranks, num_packs // num_workers_of_all_ranks, np.int64)
+    sizes[interleave_halves(np.arange(num_workers_of_all_ranks))[: num_packs % num_workers_of_all_ranks]] += 1
     return sizes
 
 

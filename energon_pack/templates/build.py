@@ -19,7 +19,7 @@ from energon_pack.samples.skip import Skip
 from energon_pack.templates.chat.renderer import Renderer
 from energon_pack.templates.families import ASKING_FAMILIES, FAMILIES, family_of
 from energon_pack.templates.families.rules import MediaRules, ProcessorSettings
-from energon_pack.templates.folder import files_state, has_media_parts, processor_class, settings_in
+from energon_pack.templates.folder import files_state, has_media_processor, processor_class, settings_in
 from energon_pack.templates.full_processor import (
     full_processor,
     prepare_torchvision,
@@ -193,7 +193,7 @@ def _read_files(name: str, settings: str, where: str, state: str) -> _ProcessorF
         raise PackError(f"{where}: no tokenizer: {one_line(error)}") from None
     _refuse_slow_tokenizer(tokenizer, where)
     image: dict[str, Any] = {}
-    is_processor = has_media_parts(folder)
+    is_processor = has_media_processor(folder)
     if is_processor:
         try:
             image = AutoImageProcessor.from_pretrained(folder, backend="pil", **kwargs).to_dict()

@@ -15,7 +15,7 @@ from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.templates.build import build
 from energon_pack.templates.families import ASKING_FAMILIES, AUTO, family_of
 from energon_pack.templates.families.rules import ProcessorSettings
-from energon_pack.templates.folder import PROCESSOR_FILES, has_media_parts, processor_class, settings_in
+from energon_pack.templates.folder import PROCESSOR_FILES, has_media_processor, processor_class, settings_in
 from energon_pack.templates.full_processor import (
     full_processor,
     known_processor_classes,
@@ -150,7 +150,7 @@ def build_with_best_rules(settings: TemplateSettings, folder: Path) -> tuple[Tem
     if name == "text":
         return build(settings, folder), MediaRulesChoice(name)
     if name == AUTO:
-        if not has_media_parts(folder):
+        if not has_media_processor(folder):
             raise PackError(
                 f"{where} has no settings of an image or video processor: +model=text packs texts with it,"
                 " preprocessor_config.json beside the tokenizer adds them"

@@ -54,7 +54,7 @@ def files_state(folder: Path) -> str:
     return str([(os.fspath(path), path.stat().st_size, path.stat().st_mtime_ns) for path in small_files(folder)])
 
 
-def has_media_parts(folder: Path) -> bool:
+def has_media_processor(folder: Path) -> bool:
     """Say whether a processor's folder has settings for media, and not only a tokenizer."""
     return any((folder / name).exists() for name in ("preprocessor_config.json", "processor_config.json"))
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from energon_pack.errors import PackError
 from energon_pack.run.heavy_imports import faster_imports
 from energon_pack.run.user_cache import version_of
-from energon_pack.templates.folder import PROCESSOR_FILES, files_state, first_setting, has_media_parts
+from energon_pack.templates.folder import PROCESSOR_FILES, files_state, first_setting, has_media_processor
 
 
 @lru_cache(maxsize=1)
@@ -98,7 +98,7 @@ def _load_processor(folder: str, kwargs: str, state: str) -> Any:
     refuse_old_transformers()
     from transformers import AutoProcessor, AutoTokenizer
 
-    loads = AutoProcessor if has_media_parts(Path(folder)) else AutoTokenizer
+    loads = AutoProcessor if has_media_processor(Path(folder)) else AutoTokenizer
     return loads.from_pretrained(folder, **json.loads(kwargs))
 
 

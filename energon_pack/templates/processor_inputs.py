@@ -9,7 +9,7 @@ from typing import Any
 
 from energon_pack.samples.media.kinds import AUDIO, IMAGE
 from energon_pack.templates.families.asked_processor import patched
-from energon_pack.templates.folder import has_media_parts
+from energon_pack.templates.folder import has_media_processor
 from energon_pack.templates.sample import Rendered, Sample
 from energon_pack.templates.template import Template
 
@@ -64,7 +64,7 @@ def _chat_text(processor: Any, template: Template, sample: Sample) -> str:
 
 def _is_only_tokenizer(processor: Any, template: Template) -> bool:
     """Say whether this is only the tokenizer of a processor that can't be loaded, which does not know all its files."""
-    return not hasattr(processor, "tokenizer") and has_media_parts(Path(template.spec.processor.folder))
+    return not hasattr(processor, "tokenizer") and has_media_processor(Path(template.spec.processor.folder))
 
 
 def _special_tokens_argument(processor: Any, tokenizer: Any, text: str) -> dict[str, bool]:

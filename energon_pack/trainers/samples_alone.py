@@ -83,7 +83,7 @@ def _samples_of(packs: Any, epoch: int, number: int, process: MediaProcessorCall
         pack = packs.encoder.encode(f"{epoch}/{number}", [member])
         if pack is None:  # left out of its pack, too
             continue
-        seen = packs.encoder.members.tokens_of(member).media
+        seen = packs.encoder.members.stored_or_new_tokens(member).media
         prepared = prepared_media(packs.encoder.rules, seen, media_in_order(member, seen))
         yield replace(pack.members[0], media=process([prepared]) if prepared.order else {})
 

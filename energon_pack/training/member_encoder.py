@@ -162,7 +162,7 @@ class MemberEncoder:
         member = Member(ids, labels, types, self._rows(ids, types, for_rows), rows)
         return Encoded(" + ".join(part.sample_id for part in parts), member, media, joins=joins)
 
-    def tokens_of(self, member: MemberInput) -> MemberTokens:
+    def stored_or_new_tokens(self, member: MemberInput) -> MemberTokens:
         """Return a sample's tokens: its pack's, or those that the template makes now; ValueError: it has none."""
         if member.tokens is not None:
             return member.tokens
@@ -183,7 +183,7 @@ class MemberEncoder:
 
     def _draft(self, member: MemberInput) -> "_Draft":
         """Decode a member's media; media that it shares are decoded only if its positions need them."""
-        num, tokens = member.shared, self.tokens_of(member)
+        num, tokens = member.shared, self.stored_or_new_tokens(member)
         if not tokens.media and not any(num[1:]) and not any(member.media.values()):
             return _Draft(member, tokens, PreparedMedia())
         files = media_in_order(member, tokens.media)

@@ -128,7 +128,7 @@ def has_flat_parameters(model: Module) -> bool:
 
 
 @contextmanager
-def fsdp_forward_suspended(part: Module) -> Iterator[Callable[..., Any]]:
+def rerun_in_fsdp_forward(part: Module) -> Iterator[Callable[..., Any]]:
     """Suspend FSDP2's pending forward while the block runs; yield a function that runs the part with other inputs."""
     every = {id(state): state for one in part.modules() for state in _fsdp_states(one)}
     pending = [state for state in every.values() if state._training_state.name == "FORWARD"]

@@ -39,10 +39,10 @@ from energon_pack.training.model_trial import (
 )
 from energon_pack.training.model_wrappers import class_of
 from energon_pack.training.restored_model import (
-    fsdp_forward_suspended,
     full_precision,
     has_flat_parameters,
     is_sharded,
+    rerun_in_fsdp_forward,
     restored,
     without_dropout,
 )
@@ -165,7 +165,7 @@ class Trials:
         edits = batch.replace_some_inputs() if scope.replaces_words else None
         place, compared = None, None
         try:
-            with restored(part) as begin, fsdp_forward_suspended(part) as call, restored_inputs(inputs):
+            with restored(part) as begin, rerun_in_fsdp_forward(part) as call, restored_inputs(inputs):
                 pending = PendingForward(part, call, inputs, begin, self._on_any_rank, is_call_compiled(self._model))
                 change = None
                 if self._on_any_rank(edits is not None):

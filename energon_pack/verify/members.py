@@ -8,7 +8,7 @@ from typing import Any
 
 from energon_pack.dataset.files import PlanRow
 from energon_pack.dataset.pack_json import ParsedPack
-from energon_pack.dataset.shards import conversation, parts_beside_json
+from energon_pack.dataset.shards import pack_conversation, parts_beside_json
 from energon_pack.dataset.sources import SampleReader
 from energon_pack.errors import PackError, quote
 from energon_pack.samples.bytes import Bytes
@@ -57,7 +57,7 @@ def compare_members(
             continue
         try:
             sample = sources.with_headers(member, sources.read_without_media(member, settings))
-            content = conversation(sample, pack.flavor)
+            content = pack_conversation(sample, pack.flavor)
             parts = parts_beside_json(sample, content)
         except (PackError, Skip, OSError, IndexError) as error:  # IndexError: it lacks the turn at which it is cut
             yield "source text", member.sample_id, [_error_text(error)]

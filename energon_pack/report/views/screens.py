@@ -135,13 +135,16 @@ def _sizes(media: Sequence[MediumView]) -> str:
     return ", ".join(words) + (f" +{len(media) - _MAX_MEDIA_NAMED:,}" if len(media) > _MAX_MEDIA_NAMED else "")
 
 
-def member_blocks(member: MemberView, max_chars: int = 0) -> list[Block]:
-    """Return the blocks that show a member or a sample: its facts, problems, pictures, and its tokens or turns."""
+def member_blocks(member: MemberView, max_html_chars: int = 0) -> list[Block]:
+    """Return the blocks that show a member or a sample: its facts, problems, pictures, and its tokens or turns.
+
+    `max_html_chars`: characters of its text in HTML; a terminal has a limit of its own.
+    """
     return [
         Sentence(member_facts(member)),
         *([Sentence(f"In no pack: {member.refused}", "bad")] if member.refused else []),
         Pictures(member.media),
-        Turns(member.turns, max_chars) if member.spans is None else Tokens(member.spans, max_chars),
+        Turns(member.turns, max_html_chars) if member.spans is None else Tokens(member.spans, max_html_chars),
     ]
 
 

@@ -89,7 +89,7 @@ def turns_of_prompt_and_completion(value: Mapping[str, Any], dialect: Dialect) -
     return question_and_answer_turns(_text_field(value, "prompt", dialect), _text_field(value, "completion", dialect))
 
 
-def turns_of_parallel_lists(value: Mapping[str, Any], dialect: Dialect) -> list[Message]:
+def turns_of_question_and_answer_lists(value: Mapping[str, Any], dialect: Dialect) -> list[Message]:
     """Make turns of a list of questions and a list of as many answers."""
     sides = [value[key] for key in dialect.required_fields]
     if sides[0] and isinstance(sides[0], str) and not sides[1]:  # one question without an answer
@@ -137,7 +137,7 @@ DIALECTS = (
     Dialect("question and response", ("question", "response"), turns_of_instruction, ("history",)),
     Dialect("instruction and response", ("instruction", "response"), turns_of_instruction, _BESIDE_INSTRUCTION),
     *(
-        Dialect(f"{asks} and {answers}", (asks, answers), turns_of_parallel_lists, is_vqa=True)
+        Dialect(f"{asks} and {answers}", (asks, answers), turns_of_question_and_answer_lists, is_vqa=True)
         for asks in ("questions", "question")
         for answers in ("answers", "answer")
     ),

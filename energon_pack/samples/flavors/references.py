@@ -34,29 +34,29 @@ def _is_list_of_lists_of(is_it: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, list) and all(map(are_all, value))
 
 
-def with_references(value: Fields, flavor: PackedFlavor, members: Sequence[Sequence[Reference]]) -> dict[str, Any]:
+def with_references(pack_json: Fields, flavor: PackedFlavor, members: Sequence[Sequence[Reference]]) -> dict[str, Any]:
     """Turn the JSON of a pack with copies of media into one with each member's references to the source."""
     refs = [[list(part.place) for part in parts] for parts in members]
     stated = [[[part.name, part.size, part.checksum] for part in parts] for parts in members]
-    fields = {REFERENCES_FIELD if name == flavor.media_field else name: item for name, item in value.items()}
-    return {**fields, REFERENCES_FIELD: refs, "_meta": {**value["_meta"], SOURCE_PARTS_FIELD: stated}}
+    fields = {REFERENCES_FIELD if name == flavor.media_field else name: item for name, item in pack_json.items()}
+    return {**fields, REFERENCES_FIELD: refs, "_meta": {**pack_json["_meta"], SOURCE_PARTS_FIELD: stated}}
 
 
-def without_references(value: Fields, flavor: PackedFlavor) -> dict[str, Any]:
+def without_references(pack_json: Fields, flavor: PackedFlavor) -> dict[str, Any]:
     """Turn the JSON of a pack with references back into that of a pack with copies of media."""
-    names = [[part[0] for part in parts] for parts in value["_meta"][SOURCE_PARTS_FIELD]]
+    names = [[part[0] for part in parts] for parts in pack_json["_meta"][SOURCE_PARTS_FIELD]]
     return {
         flavor.media_field if name == REFERENCES_FIELD else name: flavor.media_names(names)
         if name == REFERENCES_FIELD
         else item
-        for name, item in value.items()
+        for name, item in pack_json.items()
     }
 
 
-def reference_defects(value: Fields) -> Iterator[str]:
+def reference_defects(pack_json: Fields) -> Iterator[str]:
     """Yield a message for each reason why the references in a pack's JSON can't be read."""
-    meta = value["_meta"] if isinstance(value.get("_meta"), dict) else {}
-    refs, parts, ids = value[REFERENCES_FIELD], meta.get(SOURCE_PARTS_FIELD), meta.get("sample_ids")
+    meta = pack_json["_meta"] if isinstance(pack_json.get("_meta"), dict) else {}
+    refs, parts, ids = pack_json[REFERENCES_FIELD], meta.get(SOURCE_PARTS_FIELD), meta.get("sample_ids")
     for name, listed, (said_kind, is_it) in (
         (REFERENCES_FIELD, refs, ("a list of lists of places in the source", _is_list_of_lists_of(_is_source_place))),
         (
@@ -77,8 +77,10 @@ def _are_of_other_media(refs: list[Any], parts: list[Any]) -> bool:
     return len(refs) != len(parts) or any(len(r) == 3 and r[2] != p[1] for r, p in zip(refs, parts, strict=True))
 
 
-def with_referenced_parts(parts: Parts, value: Fields, flavor: PackedFlavor, read: ReadMedia) -> tuple[Parts, Fields]:
+def with_referenced_parts(
+    parts: Parts, pack_json: Fields, flavor: PackedFlavor, read: ReadMedia
+) -> tuple[Parts, Fields]:
     """Return parts and JSON as in a pack with copies of media; `read` gets the parts that are only in the source."""
-    if not has_references(value):
-        return parts, value
-    return {**parts, **read_referenced(parts, value, read)}, without_references(value, flavor)
+    if not has_references(pack_json):
+        return parts, pack_json
+    return {**parts, **read_referenced(parts, pack_json, read)}, without_references(pack_json, flavor)

@@ -62,7 +62,7 @@ def to_rgb(image: Image.Image, look: RgbConversion = PLAIN_LOOK, is_own: bool = 
     `is_own`: nobody else has the image, so that one in RGB may be returned as it is.
     """
     image.load()
-    method = _TRANSPOSES.get(orientation(image)) if look.is_upright else None
+    method = _TRANSPOSES.get(exif_orientation(image)) if look.is_upright else None
     image = image if method is None else image.transpose(method)
     if not look.background or look.only not in ("", image.mode) or not image.has_transparency_data:
         if image.mode == "RGB" and is_own:
@@ -73,16 +73,16 @@ def to_rgb(image: Image.Image, look: RgbConversion = PLAIN_LOOK, is_own: bool = 
     return behind
 
 
-def orientation(image: Image.Image, png_chunks: list[bytes] | None = None) -> int:
+def exif_orientation(image: Image.Image, png_chunk_names: list[bytes] | None = None) -> int:
     """Return the EXIF orientation, 1..8, as Pillow's `exif_transpose` finds it.
 
-    `png_chunks`: the chunk names of a PNG, from `image_probe.png_chunk_names`; None: another format.
+    `png_chunk_names`: the chunk names of a PNG, from `image_probe.png_chunk_names`; None: another format.
 
     Pillow decodes a whole PNG before it answers, because EXIF may follow the pixels; so its chunk names are read first.
     An image of a format without an end mark must be loaded before: Pillow turns a TIFF itself, and then says 1.
     """
-    if png_chunks is not None:
-        if _PNG_ORIENTATION_CHUNKS.isdisjoint(png_chunks):
+    if png_chunk_names is not None:
+        if _PNG_ORIENTATION_CHUNKS.isdisjoint(png_chunk_names):
             return 1
         if "exif" not in image.info:
             image.load()  # here, so that its errors cost the sample

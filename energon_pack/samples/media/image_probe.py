@@ -11,7 +11,7 @@ from zlib import crc32
 from PIL import Image, UnidentifiedImageError, WebPImagePlugin
 
 from energon_pack.samples.bytes import ByteRange, Bytes
-from energon_pack.samples.media.image import opened_image, orientation
+from energon_pack.samples.media.image import exif_orientation, opened_image
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.skip import Reason, Skip
 
@@ -48,13 +48,13 @@ def unreadable_image(error: Exception) -> Skip:
 
 
 def medium_of(image: Image.Image, png_chunks: list[bytes] | None = None) -> Media:
-    """Return the size, extension and mode of an open image by its header; `png_chunks`: as for `orientation`.
+    """Return the size, extension and mode of an open image by its header; `png_chunks`: from `png_chunk_names`.
 
     A TIFF is decoded, too, and may raise what Pillow raises: Pillow turns it then, and no header says whether it has.
     """
     if image.format == "TIFF":
         image.load()
-    is_turned = orientation(image, png_chunks) >= 5
+    is_turned = exif_orientation(image, png_chunks) >= 5
     width, height = image.size[::-1] if is_turned else image.size
     mode = image.mode if image.mode.startswith(("I", "F")) else ""
     return Media("image", width, height, _extension(image.format or ""), is_turned=is_turned, mode=mode)

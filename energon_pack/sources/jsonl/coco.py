@@ -32,19 +32,21 @@ def is_coco(file: File) -> bool:
         return data.find(b'"annotations"') >= 0 and data.find(b'"caption"') >= 0
 
 
-def with_image_name(raw: bytes, file: File, path: str) -> bytes:
+def with_coco_image_name(record: bytes, source_file: File, source_path: str) -> bytes:
     """Return a sample's JSON with the file name of its image if it is a COCO caption; any other JSON unchanged."""
-    if not _IMAGE_ID.search(raw):
-        return raw
-    kept = _image_names_of.get((path, file.version)) or _image_names_of.put((path, file.version), (_image_names(file),))
+    if not _IMAGE_ID.search(record):
+        return record
+    kept = _image_names_of.get((source_path, source_file.version)) or _image_names_of.put(
+        (source_path, source_file.version), (_image_names(source_file),)
+    )
     if kept[0] is None:
-        return raw
+        return record
     try:
-        value = parse_json(raw)
+        value = parse_json(record)
     except ValueError:  # reading the record reports it
-        return raw
+        return record
     if not isinstance(value, dict) or "caption" not in value:
-        return raw
+        return record
     number = value.get("image_id")
     name = kept[0].get(number) if isinstance(number, int) else None
     if name is None:
