@@ -290,4 +290,4 @@ def test_datasets_of_hugging_face(tmp_path: Path) -> None:
         python, "-m", "pytest", *options, script, "-c", ROOT / "pyproject.toml", cwd=ROOT, PYTHONPATH=path,
         HF_HUB_OFFLINE="1",
     )  # fmt: skip
-    assert "3 passed" in out
+    assert "4 passed" in out
