@@ -104,10 +104,11 @@ def dataset(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempP
 
 @pytest.fixture(scope="module")
 def accelerated(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """Runs the Python of an environment with Accelerate. Needs the package index."""
+    """Runs the Python of an environment with Accelerate and Datasets. Needs the package index."""
     folder = tmp_path_factory.mktemp("accelerate")
     python = environment(folder / "venv")
     run(python, "-m", "pip", "install", "--no-deps", "accelerate", cwd=folder)
+    run(python, "-m", "pip", "install", "datasets", cwd=folder)
     path = ":".join(str(ROOT / name) for name in (".", "recipes", "tests"))
 
     def command(*arguments: str | Path, cwd: Path) -> str:
