@@ -3,6 +3,7 @@
 import json
 import logging
 import multiprocessing
+import signal
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -191,8 +192,11 @@ def run(folder: Path, encoder: Any, world: tuple[int, int], states: Any, num: in
             journal.add(batch)
             batches.append(batch)
         ends.append(json.loads(json.dumps(journal.state())))
+        raising = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises for a worker that is killed
         for process in multiprocessing.active_children():
             process.terminate()
+            process.join()
+        signal.signal(signal.SIGCHLD, raising)
     return batches, ends
 
 
