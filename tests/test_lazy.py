@@ -595,7 +595,7 @@ def test_a_state_outlives_an_epoch_that_is_set_before_it(caplog: pytest.LogCaptu
 
 
 def test_a_loader_that_keeps_no_state_of_the_sampler_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    """Its state has a number of packs alone: the packs of epoch 1 went on with those of epoch 0, and nothing said so.
+    """Its state holds only a number of packs. After a resume in epoch 1 the packs of epoch 0 came, and nothing said so.
 
     Accelerate makes such a loader of a plain DataLoader.
     """

@@ -255,7 +255,7 @@ def test_a_caption_or_question_whose_medium_has_no_file_is_not_trained_alone(
 
 
 def test_an_id_that_pandas_left_empty_is_none() -> None:
-    """Questions without an image, in one table with those of images, were lost."""
+    """Questions without an image were lost where other rows of their table had one."""
     assert UserSamples([{"image_id": float("nan"), **ASKED}], ReadSettings(), None).read(0)[0].kinds == []
 
 

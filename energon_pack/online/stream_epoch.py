@@ -20,9 +20,9 @@ class StreamEpoch:
         self._begun_in: int | None = None
         #: 1: workers began the last iteration; 0: this process began it, or will begin the next one anew
         self._in_workers = shared_number()
-        #: the number that was given last; None: none
-        self._given: int | None = None
-        #: added to each number that is given; a worker that loads a state writes it, too
+        #: the epoch that was asked for last; None: none
+        self._asked_epoch: int | None = None
+        #: added to each epoch that is asked for; a worker that loads a state writes it, too
         self._offset = shared_number()
 
     @property
@@ -30,27 +30,27 @@ class StreamEpoch:
         """Whether workers of a loader began the last iteration, and nothing new was set or loaded since."""
         return bool(self._in_workers)
 
-    def set(self, given: int, is_resumed: bool) -> int:
+    def set(self, epoch: int, is_resumed: bool) -> int:
         """Let the next iteration have this number; if this is no worker, the next one of workers that stay, too.
 
         Args:
-            given: the number; if it is before a loaded state's, it stands for that, and later ones count on from it.
+            epoch: if it is before a loaded state's, it stands for that, and later ones count on from it.
             is_resumed: whether the next iteration goes on with a loaded state.
 
         Returns:
             The number that the next iteration has.
         """
         if is_resumed:
-            self._offset.fill_(max(0, self.number - given))
-        self._given, number = given, given + int(self._offset)
+            self._offset.fill_(max(0, self.number - epoch))
+        self._asked_epoch, number = epoch, epoch + int(self._offset)
         self._begin_with(number, number, is_new=number != self.number)
         return number
 
     def load(self, number: int) -> None:
-        """Let the next iteration have a state's number; the one after has the number given last, if that is later."""
-        given = number if self._given is None else self._given
-        self._offset.fill_(max(0, number - given))
-        self._begin_with(number, max(number, given), is_new=True)
+        """Let the next iteration have a state's number; the one after has the epoch asked for, if that is later."""
+        asked_epoch = number if self._asked_epoch is None else self._asked_epoch
+        self._offset.fill_(max(0, number - asked_epoch))
+        self._begin_with(number, max(number, asked_epoch), is_new=True)
 
     def begin(self) -> None:
         """Begin an iteration, with the number that was set last."""

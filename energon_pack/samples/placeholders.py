@@ -78,7 +78,7 @@ def place_media(
 def with_our_placeholders(
     messages: Sequence[Message], kinds: Sequence[str], answers: Sequence[Message] = ()
 ) -> list[Message]:
-    """Return messages with our placeholders for another tool's in questions; arguments are those of `place_media`."""
+    """Put our placeholders where questions have another tool's; `place_media` describes the arguments."""
     messages = [
         {**m, "content": without_minicpm_marks(m["content"])}
         if m["role"] != "assistant" and isinstance(m["content"], str)

@@ -43,7 +43,7 @@ _MEDIUM = "(?:(?P<image>image|img|photo|picture)|(?P<video>video|clip|youtube|yt
 _REFERENCE = "[ _-]?(?:id|key|name|path|file[ _-]?(?:name|path)?|ur[il]|link)s?"
 #: a whole key that says which medium it is (`image_id`, `videoID`); a `profile_image_url` is of something else
 _KEY_OF_MEDIUM = re.compile(f"{_MEDIUM}{_REFERENCE}", re.IGNORECASE)
-#: a whole key of a file, of a raw text, too: `wav`, `audio_filepath`, `path`; an `og_image` is of a page
+#: a whole key that names a file, beside a raw text, too: `wav`, `audio_filepath`; an `og_image` belongs to a page
 _KEY_OF_FILE = re.compile(f"{_MEDIUM}(?:{_REFERENCE})?|(?:file[ _-]?)?path", re.IGNORECASE)
 #: a key that says where something comes from: of a caption, its medium
 _KEY_OF_ORIGIN = re.compile(r"(?:^|[ _-])(?:file[ _-]?name|ur[il]|link)s?$", re.IGNORECASE)
@@ -97,7 +97,7 @@ def refuse_unread_media(
 def _refuse_medium_without_file(record: Record) -> None:
     """Raise Skip (`missing_media`) if a caption or a question names its medium, and the medium has no file.
 
-    The key of an id or an address says so (`image_id`). A caption is of what its `url` names; a question is not.
+    The key of an id or an address says so (`image_id`). A caption describes what its `url` names; a question need not.
     """
     if not (record.is_caption or record.is_question):
         return

@@ -58,7 +58,7 @@ class Dealer(Sampler[Item]):
         """Return the item at an index of an epoch for a topology."""
 
     def __iter__(self) -> Iterator[Item]:
-        """Yield the items left in this iteration; if none is left, those of the next one.
+        """Yield the rest of the items of this iteration, or all items of the next one if none is left.
 
         Raises:
             PackError: what reads them would deal them to ranks once more.
@@ -115,8 +115,8 @@ class Dealer(Sampler[Item]):
         position = self._position
         if num is not None:
             if not 0 <= num <= self._num_given:
-                given = f"{self._num_given} {self._item_word} were given out"
-                raise ValueError(f"num_{self._item_word}={num}: {given} since it was made, loaded or sent to an epoch")
+                limit = f"{self._num_given} {self._item_word} were given out"
+                raise ValueError(f"num_{self._item_word}={num}: {limit} since it was made, loaded or sent to an epoch")
             position = self._first_position
             while num > (num_left := self._num_left(position)):
                 num, position = num - num_left, self._next_epoch_position(position)

@@ -128,8 +128,8 @@ def test_a_share_of_one_rank_is_not_dealt_once_more(lazy: LazyPackedDataset, spl
 
     def prepared(share: Any, num: int = 2) -> Any:
         loader = torch.utils.data.DataLoader(SamplerItems(), 2, sampler=share, collate_fn=list)
-        given = {"put_on_device": False, "split_batches": split_batches}
-        return accelerate.data_loader.prepare_data_loader(loader, num_processes=num, process_index=num - 1, **given)
+        settings = {"put_on_device": False, "split_batches": split_batches}
+        return accelerate.data_loader.prepare_data_loader(loader, num_processes=num, process_index=num - 1, **settings)
 
     with pytest.raises(PackError, match="PackSampler deals to 2 ranks, and BatchSamplerShard would deal the share of"):
         next(iter(prepared(PackSampler(lazy, 1, 2))))
