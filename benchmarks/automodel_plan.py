@@ -17,9 +17,9 @@ from rich.table import Table
 
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.reader import Reader
-from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import read_sample
 from energon_pack.sources.settings import SourceConfig
+from energon_pack.sources.source_file import IndexRow, rows_of
 from energon_pack.sources.source_path import find_source
 from energon_pack.templates.full_processor import prepare_torchvision
 

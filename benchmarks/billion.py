@@ -24,21 +24,21 @@ from planner import mixture
 from rich.console import Console
 from rich.table import Table
 
+from energon_pack.dataset.ledger import write_ledger
 from energon_pack.dataset.plan_file import write_plan
-from energon_pack.dataset.skipped_file import write_ledger
 from energon_pack.lengths.audit import draw
 from energon_pack.lengths.index import IndexedShard
 from energon_pack.lengths.measure import MeasuredShard
 from energon_pack.lengths.schema import LENGTHS_SCHEMA
 from energon_pack.lengths.table_cache import RowRun, TableCache
 from energon_pack.plan.items import Lengths
+from energon_pack.plan.packs import plan_shards
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.report import summarize
 from energon_pack.plan.settings import PackingConfig
-from energon_pack.plan.shard_plan import plan_shards
 from energon_pack.report.figures import planned_figures, source_figures
 from energon_pack.report.which_length import lengths_trial_job_of
-from energon_pack.run.scratch_arrays import Scratch
+from energon_pack.run.bounded_memory import Scratch
 from energon_pack.sources.shard import TarShard
 from energon_pack.steps.cost import cost_model_or_default
 

@@ -42,7 +42,7 @@ from energon_pack.templates.sample import Rendered, Sample
 from energon_pack.templates.settings import ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template
 from energon_pack.templates.tokens.engine import EngineError
-from energon_pack.templates.tokens.words import HOSTILE_TEXTS
+from energon_pack.templates.tokens.pieces import HOSTILE_TEXTS
 
 ENGINES = ("words", "gigatoken")
 NUM_HOSTILE = 60_000

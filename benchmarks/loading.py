@@ -34,8 +34,8 @@ from timing import at_least, at_most
 from energon_pack import PackedTaskEncoder
 from energon_pack.config import ModelConfig, OutputConfig, PackConfig, Rope, SourceConfig
 from energon_pack.pack import pack
-from energon_pack.samples.media.arguments import PreparedMedia
 from energon_pack.samples.media.image import decode_image
+from energon_pack.samples.media.prepared import PreparedMedia
 from energon_pack.sources.demo import make_demo
 
 NUM_IMAGES, SIDE = 3_000, 256

@@ -27,9 +27,9 @@ from rich.table import Table
 from energon_pack.dataset.files import PlanFile
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import read_manifest
-from energon_pack.dataset.ordered import DatasetOfOrder, read_train_members
 from energon_pack.loading import train_arguments
 from energon_pack.loading.in_order import PacksInOrder
+from energon_pack.order import DatasetOfOrder, read_train_members
 from energon_pack.order import main as order
 from energon_pack.plan.epoch_draws import apply_epochs_and_mixture, mixture_figures
 from energon_pack.plan.existing_packs import packs_of_sizes
@@ -37,7 +37,7 @@ from energon_pack.plan.items import Lengths
 from energon_pack.plan.packs import flops_of_packs
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import PackingConfig
-from energon_pack.run.scratch_arrays import Scratch
+from energon_pack.run.bounded_memory import Scratch
 from energon_pack.run.seeded_random import Ints
 from energon_pack.sources.mixture import Entry, Mixture
 from energon_pack.steps.cost import CostModel, cost_model_or_default

@@ -26,12 +26,11 @@ from step_sets import documents, mixture
 
 from energon_pack.online.samples import Samples
 from energon_pack.online.stream_setup import prepare_stream
-from energon_pack.plan.caps import COLUMNS
 from energon_pack.plan.items import Items
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.pool import Pool, costs_of_sample
 from energon_pack.plan.sample_measures import SampleMeasurer, SampleMeasures
-from energon_pack.plan.settings import GroupBy, PackingConfig
+from energon_pack.plan.settings import CAPPED_COLUMNS, GroupBy, PackingConfig
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.settings import ControlTokens
 from energon_pack.samples.skip import Skip
@@ -97,8 +96,8 @@ def in_order(items: Items, packing: PackingConfig) -> list[Costed]:
     """The samples as they are drawn, in a random order."""
     order = np.random.default_rng(3).permutation(len(items))
     groups = items.media if packing.group_by is GroupBy.media else np.zeros(len(items), np.int64)
-    columns = [items.counts[name][order].tolist() for name in COLUMNS]
-    counts = (dict(zip(COLUMNS, values, strict=True)) for values in zip(*columns, strict=True))
+    columns = [items.counts[name][order].tolist() for name in CAPPED_COLUMNS]
+    counts = (dict(zip(CAPPED_COLUMNS, values, strict=True)) for values in zip(*columns, strict=True))
     return [(costs_of_sample(of, packing), group) for of, group in zip(counts, groups[order].tolist(), strict=True)]
 
 

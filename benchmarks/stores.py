@@ -19,7 +19,7 @@ from timing import at_most, cpu_seconds
 
 from energon_pack.dataset.files import PlanRow
 from energon_pack.sources.demo import make_demo
-from energon_pack.sources.rows import rows_of
+from energon_pack.sources.source_file import rows_of
 from support.samples import chat, noise, write_tar
 from support.stores import WHO, Bucket, Seen, store_server
 

@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from energon_pack.run.lru_cache import LruCache
+from energon_pack.run.bounded_memory import LruCache
 from energon_pack.sources.named_bytes import json_with_media_names
 from energon_pack.sources.storage import open_file
 from energon_pack.sources.table_rows import open_cell, row_json

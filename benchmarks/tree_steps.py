@@ -24,7 +24,7 @@ from torch import Tensor
 from energon_pack.templates.full_processor import prepare_torchvision
 from energon_pack.training.batch import PackedBatch, weighted_loss
 from energon_pack.training.layout import IGNORE, Member, RowForm, neat
-from energon_pack.training.tree_attention import use_tree_attention
+from energon_pack.training.tree_inputs import use_tree_attention
 from energon_pack.training.tree_rows import neat_trees
 
 prepare_torchvision()

@@ -16,7 +16,7 @@ from timing import cpu_seconds
 
 from energon_pack.plan.bins import pack_bins
 from energon_pack.run.seeded_random import Ints, epoch_seed
-from energon_pack.trainers.length_groups import LengthGroups, group_by_length
+from energon_pack.trainers.samplers import LengthGroups, group_by_length
 
 NUM, RANKS = 100_000, 8
 

@@ -33,7 +33,7 @@ from rich.table import Table
 from timing import at_least, at_most, cpu_and_wall_seconds
 
 from energon_pack.dataset.energon import write_metadata
-from energon_pack.dataset.plan_schema import PLAN_SCHEMA
+from energon_pack.dataset.files import PLAN_SCHEMA
 from energon_pack.dataset.shards import ShardJob, WrittenShard, write_shard
 from energon_pack.lengths.kept_tokens import TokenWriter
 from energon_pack.run.executors.local import LocalExecutor
@@ -44,9 +44,9 @@ from energon_pack.samples.sample import MediaPart
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.demo import make_demo
 from energon_pack.sources.reader import Reader
-from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import read_sample
 from energon_pack.sources.settings import SourceConfig
+from energon_pack.sources.source_file import IndexRow, rows_of
 from energon_pack.sources.source_path import find_source
 from energon_pack.templates.models import read_model_node
 from energon_pack.templates.processor import load_saved_template, prepare_template

@@ -25,8 +25,7 @@ from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
 from energon_pack.config import ExecutorKind, ModelConfig, PackConfig, SourceConfig, conf_dir, plain
-from energon_pack.config.compose import hydra_error_line
-from energon_pack.config.hydra_start import load_plugins, parsed_arguments
+from energon_pack.config.compose import hydra_error_line, load_plugins, parsed_arguments
 from energon_pack.config.naming import is_in_name_hash, output_name
 from energon_pack.config.validate import to_config
 from energon_pack.errors import PackError, refuse_password

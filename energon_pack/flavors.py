@@ -63,7 +63,7 @@ class PackedMultiMixQASample(Sample):
     audios: Optional[list[list[Any]]] = None
     #: media of kinds that packages add, by kind: of each member
     others: Optional[dict[str, Any]] = None
-    #: what a model is fed of each member: `samples.tokens_part` reads it
+    #: what a model is fed of each member: `samples.pack_tokens` reads it
     tokens: Optional[bytes] = None
 
 

@@ -17,7 +17,7 @@ from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import MANIFEST
 from energon_pack.errors import PackError
 from energon_pack.plan.splits import SPLITS
-from energon_pack.report.pages.rows import Rows, print_table
+from energon_pack.report.pages.html import Rows, print_table
 from energon_pack.run import stores
 from energon_pack.run.address import is_address, place_of
 from energon_pack.run.command import positive_int, run_tool, tool_parser

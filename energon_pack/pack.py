@@ -29,19 +29,18 @@ from energon_pack.dataset.destination import refuse_changed_identity
 from energon_pack.dataset.energon_check import cache_key_of, import_energon_if_needed
 from energon_pack.dataset.files import LEDGER
 from energon_pack.dataset.in_folder import DatasetInFolder
-from energon_pack.dataset.publish_limits import refuse_unpublishable_plan, why_unpublished
-from energon_pack.dataset.skipped_file import ledger_entries, write_ledger
+from energon_pack.dataset.ledger import ledger_entries, refuse_unpublishable_plan, why_unpublished, write_ledger
 from energon_pack.lengths import audit
 from energon_pack.lengths.measure import dropping_wrong_lengths, refuse_changed_shards
 from energon_pack.report.run_report import RunPageWriter
 from energon_pack.report.terminal_summary import print_plan, print_stages
 from energon_pack.run.console import say
+from energon_pack.run.executors import WorkPart
 from energon_pack.run.files import naming_full_disk
 from energon_pack.run.progress import Progress
-from energon_pack.run.work_parts import WorkPart
 from energon_pack.run.workshop import Workshop, executor_of
 from energon_pack.sources.source_path import source_format, source_summary
-from energon_pack.stages import measuring, pages, planning, publishing, writing
+from energon_pack.stages import measuring, planning, publishing, writing
 from energon_pack.stages.places import Places, prepare_places
 from energon_pack.stages.plan_on_disk import ExpectedPlan, refuse_other_plan, write_job_files, write_part
 from energon_pack.stages.planning import Planned
@@ -107,7 +106,7 @@ def _run_stages(settings: StageSettings, places: Places, format_is_guessed: bool
         end, places.processor, measured.lengths, measured.num_repeated, measured.method, workshop
     )
     if end.stage is Stage.lengths:
-        return pages.try_pack_lens(measured, run_report, places.output.page, end, workshop)
+        return publishing.try_pack_lens(measured, run_report, places.output.page, end, workshop)
     planned = planning.plan_source(measured, settings.plan, workshop)
     print_plan(planned.report)
     run_report.add_plan(planned.lengths, planned.plan, planned.report)
@@ -131,7 +130,7 @@ def _end_with_plan(
 ) -> dict[str, Any]:
     """End a run after its plan: write its page, and the files that `stage=write` needs."""
     output, end, expected = places.output, settings.end, ExpectedPlan.of(settings.plan, places)
-    pages.write_page(output.page, run_report, ledger_entries(planned.lengths, planned.plan, end.packing), refusal)
+    publishing.write_page(output.page, run_report, ledger_entries(planned.lengths, planned.plan, end.packing), refusal)
     if refusal is None and (output.may_overwrite or output.destination.is_free()):  # else nothing could be published
         with _staging(output.destination, planned.identity, expected, end.output.overwrite) as staging:
             output.destination.begin_writing(staging, planned.identity, 0, output.may_overwrite)
@@ -172,7 +171,7 @@ def _write_and_publish(
     ):
         write_ledger(staging / LEDGER, lengths, planned.plan, end.packing)
         if refusal:
-            pages.write_page_and_raise(destination.final, run_report, refusal, planned.report, staging / LEDGER)
+            publishing.write_page_and_raise(destination.final, run_report, refusal, planned.report, staging / LEDGER)
         destination.begin_writing(staging, planned.identity, num_bytes or 0, output.may_overwrite)
         jobs = partial(writing.shard_jobs, planned, staging, settings.shards, workshop)
         writing.write_plan_file(planned, staging, settings.shards.prefix)

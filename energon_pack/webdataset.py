@@ -21,7 +21,7 @@ from webdataset.utils import pytorch_worker_info
 from energon_pack.dataset.damaged_shards import refuse_damaged_shards, unreadable_shard
 from energon_pack.dataset.encoder import pack_encoder
 from energon_pack.dataset.manifest import read_manifest
-from energon_pack.dataset.pack_files import members_of_pack
+from energon_pack.dataset.pack_parts import members_of_pack
 from energon_pack.dataset.source_media import ReferencedMediaReader
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER

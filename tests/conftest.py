@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, settings
 from energon_pack.config import PackConfig
 from energon_pack.run.stores import client_of_profile
 from energon_pack.run.stores.blocks import Blocks
-from energon_pack.sources import blockwise
+from energon_pack.sources import store_objects
 from energon_pack.sources.demo import make_demo
 from energon_pack.templates.processor import load_saved_template, prepare_template
 from energon_pack.templates.template import Template
@@ -186,7 +186,7 @@ def bucket(s3: Proxy, request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
     with tempfile.TemporaryDirectory() as folder:  # in a longer path, workers of a loader could have no socket
         monkeypatch.setenv("TMPDIR", folder)
         monkeypatch.setattr(tempfile, "tempdir", None)
-        monkeypatch.setattr(blockwise, "BLOCKS", Blocks())
+        monkeypatch.setattr(store_objects, "BLOCKS", Blocks())
         client_of_profile.cache_clear()
         s3.fault, s3.pause = lambda request: None, 0.05
         s3.seen = Seen()

@@ -40,31 +40,30 @@ __main__
 #: Below all: media, leaves that read bytes, processors, what a pack and its members are.
 BELOW = """
 errors version run steps
-samples.media samples.bytes samples.skip samples.hint samples.sample samples.tokens samples.tokens_part
-samples.pack_tokens samples.written_tokens samples.parts samples.member samples.pack_reader samples.input_rules
-sources.storage sources.store_listing sources.blockwise sources.tar sources.other_formats sources.prepared_folder
-templates.folder templates.full_processor templates.processor_part templates.pixels
+samples.media samples.bytes samples.skip samples.sample samples.member samples.pack_tokens samples.written_tokens
+samples.parts samples.pack_reader samples.input_rules
+sources.storage sources.store_objects sources.tar sources.other_formats sources.prepared_folder
+templates.full_processor templates.pixels
 """
 #: Reading: from packs to batches. Energon fills sample classes of all flavours, with messages.
 READING = """
-trainers.on_disk webdataset dataset.encoder training trainers.pack_datasets
-dataset.agreement dataset.folder dataset.input_rules_file dataset.kept_inputs dataset.manifest dataset.pack_files
-dataset.pack_parts dataset.damaged_shards dataset.source_media
+trainers.on_disk webdataset dataset.encoder training
+dataset.agreement dataset.folder dataset.input_rules_file dataset.manifest dataset.pack_parts dataset.damaged_shards
+dataset.source_media
 """
 ENERGON = "loading.task_encoder loading loading.in_order flavors samples"
 #: Where reading asks more of the package, because a run asks for it: the file, what it imports there, and when.
 ASKED_FOR = {
     ("dataset.manifest", "samples.flavors"): "the flavour is another package's",
-    ("dataset.pack_files", "samples.flavors"): "the flavour is another package's, or another tool packed",
+    ("dataset.pack_parts", "samples.flavors"): "the flavour is another package's, or another tool packed",
     ("dataset.encoder", "dataset.packing_template"): "another tool packed; or a sample is in no pack",
     ("dataset.source_media", "sources.referenced_media"): "media lie in the source",
     ("loading.task_encoder", "dataset.packing_template"): "Energon packs while it reads",
     ("loading.task_encoder", "plan.sample_measures"): "Energon packs while it reads",
     ("trainers.on_disk", "plan.settings"): "a sampler makes steps even",
-    ("trainers.pack_datasets", "trainers.samplers"): "a trainer takes the packs as rows",
-    ("trainers.pack_datasets", "trainers.collator"): "a trainer takes the packs as rows",
-    ("trainers.pack_datasets", "trainers.loss"): "a trainer takes the packs as rows",
-    ("trainers.pack_datasets", "trainers.dataset_rows"): "a trainer takes the packs as rows",
+    ("trainers.on_disk", "trainers.samplers"): "a trainer takes the packs as rows",
+    ("trainers.on_disk", "trainers.collator"): "a trainer takes the packs as rows",
+    ("trainers.on_disk", "trainers.dataset_rows"): "a trainer takes the packs as rows",
 }
 #: Guard: proves a model. Of reading it imports what a batch is.
 GUARD = "errors version run training"
@@ -154,7 +153,7 @@ def test_no_two_files_import_each_other() -> None:
 
 def test_a_plan_is_computed_and_not_printed() -> None:
     """It is shown by `report`, in a terminal and on a page, and in each with the same figures."""
-    printing = {"run.console", "run.progress", "report.pages.rows"}
+    printing = {"run.console", "run.progress", "report.pages.html"}
     assert [name for name, path in MODULES.items() if name.startswith("plan.") and printing & imports(path)] == []
 
 

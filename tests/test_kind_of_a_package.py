@@ -12,9 +12,8 @@ import pytest
 import tomllib
 
 from energon_pack.errors import PackError
-from energon_pack.samples.media.kinds import _with_added
+from energon_pack.samples.media.kinds import Sound, _with_added
 from energon_pack.samples.media.medium import Media, MediaFormat
-from energon_pack.samples.media.sound_kind import Sound
 from support.clouds import ply, write_clouds
 from support.packed import json_lines, samples
 from support.running import ROOT, command, installed, need_torchvision

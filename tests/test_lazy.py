@@ -24,7 +24,7 @@ from energon_pack.loading.task_encoder import PackedTaskEncoder
 from energon_pack.online.lazy import LazyPackedDataset
 from energon_pack.samples.member import MemberInput
 from energon_pack.templates.template import Template
-from energon_pack.templates.tokens.added import Ids
+from energon_pack.templates.tokens.pieces import Ids
 from energon_pack.trainers.samplers import LengthGroupedSampler, PackSampler
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.encoded import BadPack

@@ -23,9 +23,9 @@ from energon_pack.samples.skip import Skip
 from energon_pack.samples.unread_media import media_file_names, refuse_unread_media
 from energon_pack.sources.jsonl.dialects import RowSettings, parse_row
 from energon_pack.sources.reader import Reader
-from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import read_sample
 from energon_pack.sources.settings import SourceConfig
+from energon_pack.sources.source_file import IndexRow, rows_of
 from energon_pack.sources.source_path import find_source
 from support.packed import json_lines, packed, samples
 from support.samples import chat, picture, write_tar

@@ -11,7 +11,7 @@ from energon_pack.loading import options_of
 from energon_pack.loading.task_encoder import PackedTaskEncoder
 from energon_pack.pack import pack
 from energon_pack.samples.settings import Columns, ReadSettings, Roles
-from energon_pack.sources.entry_settings import read_entry_settings
+from energon_pack.sources.mixture import read_entry_settings
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.source_path import find_source
 from energon_pack.templates.settings import LabelsConfig, TrainOn

@@ -18,7 +18,7 @@ from energon_pack.dataset.manifest import read_manifest
 from energon_pack.errors import PackError
 from energon_pack.run.address import energon_address
 from energon_pack.run.stores import blocks, requests
-from energon_pack.sources import blockwise
+from energon_pack.sources import store_objects
 from energon_pack.verify import Options, verify
 from energon_pack.verify import shard_checks as verify_shard
 from support.corruptions import CORRUPTIONS
@@ -153,8 +153,8 @@ def noises(folder: Path, number: int) -> Path:
 def keep_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a large dataset is to memory and disk, a small one is to less."""
     monkeypatch.setattr(blocks, "_MAX_MEMORY_BLOCKS", 6)
-    monkeypatch.setattr(blockwise, "BLOCKS", blocks.Blocks(most=0))
-    monkeypatch.setattr(blockwise, "_MAX_REQUEST_BLOCKS", 2)
+    monkeypatch.setattr(store_objects, "BLOCKS", blocks.Blocks(most=0))
+    monkeypatch.setattr(store_objects, "_MAX_REQUEST_BLOCKS", 2)
     monkeypatch.setattr(verify_shard, "_MAX_GROUP_BYTES", 1 << 20)
 
 
@@ -253,7 +253,7 @@ def test_unpacked_from_a_bucket_are_the_same_tars(
     """In few requests, too, where nothing is kept of what was read for the texts."""
     address = bucket.put_folder(dataset, "packed")
     here = said("unpack", dataset, tmp_path / "here", cwd=tmp_path)
-    monkeypatch.setattr(blockwise, "BLOCKS", blocks.Blocks(most=room))
+    monkeypatch.setattr(store_objects, "BLOCKS", blocks.Blocks(most=room))
     bucket.seen()
     there = said("unpack", address, tmp_path / "there", cwd=tmp_path)
     assert there[0] == here[0] == 0

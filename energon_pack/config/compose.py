@@ -1,21 +1,62 @@
-"""Compose a config in Python from the words of a command line: overrides → a checked config."""
+"""Compose a checked config from the words of a command line, also where Hydra has no public way."""
 
 import difflib
 import os
 import re
 import shlex
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from hydra import compose, initialize_config_dir
+from hydra._internal.utils import get_args_parser
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.version import VersionBase
 from omegaconf.errors import OmegaConfBaseException
 
 from energon_pack.config import PackConfig, conf_dir
-from energon_pack.config.hydra_start import hydra_set_aside
 from energon_pack.config.validate import checked_config, to_config, unknown_key_hint, unknown_name_hint
 from energon_pack.errors import PackError
 from energon_pack.run.command import TOOLS
-from energon_pack.samples.hint import setting_word
+from energon_pack.samples.skip import setting_word
+
+_STORAGE_CLIENT = "multistorageclient"
+
+
+def load_plugins(arguments: Sequence[str]) -> None:
+    """Load Hydra's plugins; that of Energon's storage client only if an argument has an address `msc://`.
+
+    Importing that one takes a quarter of a second, and it prints a traceback for each other address it is shown.
+    """
+    if any("msc://" in word for word in arguments) or _STORAGE_CLIENT in sys.modules:
+        return
+    sys.modules[_STORAGE_CLIENT] = None  # type: ignore[assignment]  # the plugin then leaves itself out
+    try:
+        Plugins.instance()
+    finally:
+        del sys.modules[_STORAGE_CLIENT]
+
+
+def parsed_arguments() -> Any:
+    """Return the command's arguments as Hydra parses them: its options, and `overrides`."""
+    return get_args_parser().parse_known_args()[0]
+
+
+@contextmanager
+def hydra_set_aside() -> Iterator[None]:
+    """Let the block use Hydra inside another application of Hydra, such as a trainer, whose state comes back after."""
+    hydra, version = GlobalHydra.instance().hydra, VersionBase.instance().version_base
+    GlobalHydra.instance().clear()
+    try:
+        yield
+    finally:
+        if hydra is not None:
+            GlobalHydra.instance().hydra = hydra
+            VersionBase.instance().version_base = version
+
 
 _DATA_SUFFIXES = (".tar", ".jsonl", ".json", ".parquet", ".arrow", ".csv", ".tsv", ".yaml", ".lmdb")
 _LIST_KEYS = ("source.path", "report.lens")  # settings that are lists, and may be given as a single value

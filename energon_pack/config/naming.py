@@ -11,7 +11,7 @@ from typing import Any
 from energon_pack.config import Format, Overlong, PackConfig, plain
 from energon_pack.plan.settings import Share
 from energon_pack.samples.settings import without_unset_later_settings
-from energon_pack.templates.recorded_labels import labels_without_new_defaults
+from energon_pack.templates.identity import labels_without_new_defaults
 from energon_pack.templates.settings import Expand
 from energon_pack.version import VERSION
 

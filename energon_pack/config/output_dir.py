@@ -9,7 +9,7 @@ from energon_pack.dataset.files import PAGE
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.dataset.in_store import DatasetInStore
-from energon_pack.dataset.publish_limits import page_of_unpublished
+from energon_pack.dataset.ledger import page_of_unpublished
 from energon_pack.errors import PackError
 from energon_pack.run.address import is_address, parent, tidy_address
 from energon_pack.run.user_cache import user_cache_folder

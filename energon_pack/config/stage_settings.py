@@ -12,7 +12,7 @@ from energon_pack.run.plain_data import plain
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.settings import ReadSettings, Take
 from energon_pack.sources.find import Source
-from energon_pack.sources.media_map import MediaMap, media_map_of
+from energon_pack.sources.media_paths import MediaMap, media_map_of
 from energon_pack.sources.mixture import Mixture
 from energon_pack.sources.settings import OnDamaged, SourceConfig
 from energon_pack.sources.storage import absolute

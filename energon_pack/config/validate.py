@@ -13,7 +13,7 @@ from energon_pack.config import Flavor, ModelConfig, OutputConfig, PackConfig, S
 from energon_pack.errors import PackError, refuse_password
 from energon_pack.plan.settings import CUTTING_POLICIES, Layout, Overlong, PackingConfig, Share
 from energon_pack.plan.splits import split_shares
-from energon_pack.run.work_parts import WorkPart
+from energon_pack.run.executors import WorkPart
 from energon_pack.samples.settings import Take
 from energon_pack.templates.models import read_model_node
 from energon_pack.templates.settings import Expand, LabelsConfig, Mask, MediaConfig, Think, TrainOn

@@ -9,13 +9,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from energon_pack.dataset.kept_inputs import KeptInputRules, read_kept_rules
 from energon_pack.dataset.manifest import (
     HASHED_FILES,
     PACK_TOTALS_FILE,
     PROCESSOR_FOLDER,
+    KeptInputRules,
     PackTotals,
     pack_folders_of,
+    read_kept_rules,
     read_meta,
     read_unchanged,
     refuse_other_manifests,

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from energon_pack.dataset.pack_files import first_json
+from energon_pack.dataset.pack_parts import first_json
 from energon_pack.errors import PackError, amount
 from energon_pack.run.address import bucket_of
 from energon_pack.samples.parts import has_references, references_by_member

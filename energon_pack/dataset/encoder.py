@@ -9,10 +9,8 @@ from energon_pack.dataset.input_rules_file import read_input_rules, refuse_other
 from energon_pack.dataset.manifest import is_metadataset, packed_datasets, read_manifest
 from energon_pack.run.user_cache import version_of
 from energon_pack.samples.input_rules import InputRules
-from energon_pack.samples.member import MemberInput
-from energon_pack.samples.tokens import MemberTokens
-from energon_pack.templates.folder import find_or_download_folder
-from energon_pack.templates.full_processor import quiet_transformers
+from energon_pack.samples.member import MemberInput, MemberTokens
+from energon_pack.templates.full_processor import find_or_download_folder, quiet_transformers
 from energon_pack.training.pack_encoder import PackEncoder
 from energon_pack.training.worker_start import schedule_try_at_fork
 

@@ -16,8 +16,8 @@ from energon_pack.plan.packs import PackPlan, split_counts, turn_counts
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.files import META_FOLDER, write_whole
 from energon_pack.samples.flavors.base import Flavor, PackedFlavor
+from energon_pack.samples.pack_tokens import PACK_FORMAT
 from energon_pack.samples.settings import Take
-from energon_pack.samples.tokens_part import PACK_FORMAT
 from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import TarScan
 from energon_pack.steps.cost import CostModel

@@ -23,9 +23,8 @@ from energon_pack.run.executors.admission import package_versions
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.heavy_imports import faster_imports
 from energon_pack.run.user_cache import read_kept, version_of, write_kept
-from energon_pack.samples.flavors.base import PackedFlavor
-from energon_pack.samples.flavors.references import with_referenced_parts
-from energon_pack.samples.tokens_part import TOKENS_PART
+from energon_pack.samples.flavors.base import PackedFlavor, with_referenced_parts
+from energon_pack.samples.pack_tokens import TOKENS_PART
 
 if TYPE_CHECKING:  # the process that checks needs none of the writing code
     from energon_pack.dataset.shards import WrittenShard

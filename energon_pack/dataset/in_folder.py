@@ -25,8 +25,8 @@ from pathlib import Path
 from energon_pack.dataset import staging_files
 from energon_pack.dataset.destination import PlanMissing, another_run_error, refuse_unwritable_folder
 from energon_pack.dataset.files import PAGE
+from energon_pack.dataset.ledger import ledger_of_unpublished, page_of_unpublished
 from energon_pack.dataset.manifest import MANIFEST
-from energon_pack.dataset.publish_limits import ledger_of_unpublished, page_of_unpublished
 from energon_pack.dataset.shards import ShardJob, WrittenShard, unfinished_files_folder, write_shard
 from energon_pack.errors import PackError, format_bytes
 from energon_pack.run.address import only_local_paths

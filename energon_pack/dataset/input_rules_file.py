@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from energon_pack.dataset.kept_inputs import read_kept_rules
 from energon_pack.dataset.manifest import (
     pack_folders_of,
     packing_processor_folder,
+    read_kept_rules,
 )
 from energon_pack.errors import PackError
 from energon_pack.samples.input_rules import InputRules

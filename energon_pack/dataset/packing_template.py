@@ -8,12 +8,11 @@ from energon_pack.dataset.input_rules_file import read_input_rules, refuse_other
 from energon_pack.dataset.manifest import packing_processor_folder, read_manifest
 from energon_pack.errors import PackError
 from energon_pack.run.plain_data import dataclass_from_plain
-from energon_pack.samples.member import MemberInput
-from energon_pack.samples.tokens import MemberTokens
+from energon_pack.samples.member import MemberInput, MemberTokens
 from energon_pack.templates.families import ASKING_FAMILIES, AUTO
+from energon_pack.templates.identity import labels_from_recorded
 from energon_pack.templates.model_inputs import tokens_of_foreign_member
 from energon_pack.templates.processor import build_uncached_template as load_model_template
-from energon_pack.templates.recorded_labels import labels_from_recorded
 from energon_pack.templates.settings import MediaConfig, ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template
 

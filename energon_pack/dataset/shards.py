@@ -23,24 +23,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from energon_pack.dataset.files import PlanRow
-from energon_pack.dataset.media_sums import checksums_to_bytes
+from energon_pack.dataset.files import PlanRow, checksums_to_bytes
 from energon_pack.dataset.sources import RowsWithChecksums, SampleReader, tokens_of
 from energon_pack.dataset.staging_files import mark_done, media_sums_if_done
 from energon_pack.dataset.tar_writer import TarComparer, TarDiffers, TarWriter, size_of_finished_tar
 from energon_pack.lengths.kept_tokens import KeptTokens
 from energon_pack.samples.conversation import ReadSample
-from energon_pack.samples.flavors.base import Conversation, Fields, PackedFlavor
-from energon_pack.samples.flavors.references import with_references
-from energon_pack.samples.flavors.schema import MESSAGES_FIELD
+from energon_pack.samples.flavors.base import MESSAGES_FIELD, Conversation, Fields, PackedFlavor, with_references
+from energon_pack.samples.member import MemberTokens
+from energon_pack.samples.pack_tokens import CHECKSUM_FIELD, PACK_FORMAT, TOKENS_PART
 from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.settings import ReadSettings
-from energon_pack.samples.tokens import MemberTokens
-from energon_pack.samples.tokens_part import CHECKSUM_FIELD, PACK_FORMAT, TOKENS_PART
 from energon_pack.samples.written_tokens import join_member_tokens
 from energon_pack.sources.referenced_media import END_BYTES
-from energon_pack.sources.rows import rows_of
 from energon_pack.sources.shard import Shard
+from energon_pack.sources.source_file import rows_of
 
 _MEMBERS_AT_ONCE, _BYTES_AT_ONCE = (
     256,
@@ -91,7 +88,7 @@ class WrittenShard:
     num_bytes: int
     num_bytes_read: int
     split: str = "train"
-    media_sums: bytes = b""  # checksums of its media: see `dataset.media_sums`
+    media_sums: bytes = b""  # checksums of its media: see `dataset.files`
     was_there: bool = False  # an earlier run wrote it
 
 
@@ -180,7 +177,7 @@ class WrittenPacks(NamedTuple):
     """What is known of all packs of a shard once they are written."""
 
     tar_index: bytes  # the `.tar.idx`: the offset of each pack, and the end of the last (uint64)
-    media_sums: bytes  # see `dataset.media_sums`
+    media_sums: bytes  # see `dataset.files`
 
 
 def write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> WrittenPacks:

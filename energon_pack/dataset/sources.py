@@ -10,12 +10,11 @@ from energon_pack.dataset.tar_writer import TarWriter
 from energon_pack.lengths.kept_tokens import KeptSample
 from energon_pack.lengths.measure import LengthsWrong
 from energon_pack.samples.conversation import ReadSample
-from energon_pack.samples.member import MemberInput
+from energon_pack.samples.member import MemberInput, MemberTokens
 from energon_pack.samples.parts import Reference
 from energon_pack.samples.sample import AnyPart, Part
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
-from energon_pack.samples.tokens import MemberTokens
 from energon_pack.sources.reader import Reader, SourceChanged, whole_medium_range
 from energon_pack.sources.referenced_media import END_BYTES, EndBytes, end_ranges, ends_of
 from energon_pack.sources.sample import read_without_opening_media, with_headers

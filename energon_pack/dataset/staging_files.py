@@ -23,7 +23,7 @@ DONE_SUFFIX = ".done"
 
 
 def mark_done(shard: Path, identity: str, media_sums: bytes) -> None:
-    """Write the file beside a finished shard. `media_sums`: see `dataset.media_sums`."""
+    """Write the file beside a finished shard. `media_sums`: see `dataset.files`."""
     write_whole(_done_file(shard), _first_line(shard, identity) + media_sums)
 
 

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from energon_pack.dataset.files import LEDGER, PLAN, PlanFile, nested_value
 from energon_pack.dataset.folder import DatasetFolder, packed_folder
 from energon_pack.dataset.manifest import MANIFEST, REPORT, has_manifest
-from energon_pack.dataset.pack_lookup import LocatedPack, PackLookup
+from energon_pack.dataset.pack_json import LocatedPack, PackLookup
 from energon_pack.errors import PackError, amount
 from energon_pack.report.views.packed import pack_view
 from energon_pack.report.views.view import PackPlace, PackView
@@ -25,7 +25,7 @@ from energon_pack.samples.bytes import as_file
 from energon_pack.samples.flavors import packed_flavor_or_default
 
 if TYPE_CHECKING:  # a look at a pack needs no tokenizer
-    from energon_pack.report.views.spans import TokenDecoder
+    from energon_pack.report.views.view import TokenDecoder
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from energon_pack.dataset.pack_lookup import LocatedPack
+from energon_pack.dataset.pack_json import LocatedPack
 from energon_pack.errors import PackError, one_line
 from energon_pack.inspect.dataset import OpenDataset, description_lines
 from energon_pack.report.pages.html import Html, clipped, page, section, table, tag

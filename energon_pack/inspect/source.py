@@ -19,14 +19,13 @@ from energon_pack.inspect import is_override
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.worker import LengthsRow, render_and_count, set_warnings
 from energon_pack.online.samples import as_sample
-from energon_pack.plan import caps
 from energon_pack.plan.expand import expansion_cuts
 from energon_pack.plan.note_counts import NOTES
 from energon_pack.plan.sample_measures import SampleMeasurer
+from energon_pack.plan.settings import CAPPED_COLUMNS, exceeded_limits
 from energon_pack.report.data_rules import NOTE_REMARKS
 from energon_pack.report.views.screens import member_blocks, print_blocks, print_commands, print_heading, print_sample
-from energon_pack.report.views.spans import vocabulary_of, with_tokens
-from energon_pack.report.views.view import MediumView, MemberView, turns_of
+from energon_pack.report.views.view import MediumView, MemberView, turns_of, vocabulary_of, with_tokens
 from energon_pack.run.console import say
 from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.cut import member_id
@@ -39,9 +38,9 @@ from energon_pack.samples.sample import media_type
 from energon_pack.samples.skip import NOTHING_TRAINED_DETAIL, Reason, Skip
 from energon_pack.sources.find import Source
 from energon_pack.sources.reader import Reader
-from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import cut_sample, read_measured_sample, read_sample
 from energon_pack.sources.shard import Shard
+from energon_pack.sources.source_file import IndexRow, rows_of
 from energon_pack.sources.source_path import find_source, source_summary
 from energon_pack.sources.wds import damage_of, dotted_keys_error, index_metadata
 from energon_pack.steps.topology import Topology
@@ -161,7 +160,7 @@ def _why_left_out(settings: StageSettings, row: LengthsRow, sample: ReadSample) 
         return f"{Reason.NOT_IN_FLAVOR.value}: {flavor.holder} has no place for it: {unfit}", []
     if cuts := expansion_cuts(sample, labels):
         remarks.append(f"labels.expand={labels.expand.value}: it becomes {amount(len(cuts), 'sample')}")
-    if too_much := caps.exceeded_limits({name: getattr(row, name) for name in caps.COLUMNS}, packing):
+    if too_much := exceeded_limits({name: getattr(row, name) for name in CAPPED_COLUMNS}, packing):
         remarks.append(f"{', '.join(too_much)}: packing.overlong={packing.overlong.value} says what becomes of it")
     if row.num_supervised:
         return None, remarks

@@ -21,7 +21,10 @@ from energon_pack.config import PackConfig
 from energon_pack.config.compose import compose_config
 from energon_pack.config.stage_settings import StageSettings
 from energon_pack.errors import PackError, SamplesLost, amount
-from energon_pack.inspect.lost_samples import (
+from energon_pack.inspect.source import look_at_sample, print_rejected_side
+from energon_pack.inspect.trial_run import (
+    TrialRun,
+    find_cures,
     lost_sample_examples,
     mark_useless,
     print_cut_off_tokens,
@@ -29,15 +32,13 @@ from energon_pack.inspect.lost_samples import (
     settings_that_allow_lost_samples,
     why_would_not_publish,
 )
-from energon_pack.inspect.source import look_at_sample, print_rejected_side
-from energon_pack.inspect.trial_run import TrialRun, find_cures
 from energon_pack.lengths.index import every_nth_sample
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.pack_lengths import TriedLength, try_pack_lengths
 from energon_pack.plan.settings import CUTTING_POLICIES
 from energon_pack.report.contact_sheet import read_lengths_rows
 from energon_pack.report.images import advise_to_shrink
-from energon_pack.report.remark import share_of_samples
+from energon_pack.report.pages.html import share_of_samples
 from energon_pack.report.terminal_summary import print_choices
 from energon_pack.report.views.screens import member_blocks, print_blocks, print_heading
 from energon_pack.report.views.text import Sentence
@@ -48,8 +49,8 @@ from energon_pack.run.executors import Executor
 from energon_pack.run.progress import Progress
 from energon_pack.run.user_cache import user_cache_folder
 from energon_pack.run.workshop import executor_of
-from energon_pack.samples.hint import setting_word
 from energon_pack.samples.media.kinds import MEDIA_TYPES
+from energon_pack.samples.skip import setting_word
 from energon_pack.sources.mixture import default_name
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.shard import Shard

@@ -6,7 +6,7 @@ from energon_pack.dataset.encoder import read_checked_rules, tokenizer_of
 from energon_pack.dataset.manifest import packing_processor_folder
 from energon_pack.errors import one_line
 from energon_pack.inspect.dataset import OpenDataset
-from energon_pack.report.views.spans import TokenDecoder
+from energon_pack.report.views.view import TokenDecoder
 from energon_pack.samples.media.kinds import KINDS
 from energon_pack.verify.source_checks import packing_processor
 

@@ -28,13 +28,13 @@ from energon_pack.run.workshop import Workshop
 from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.media.prepared import prepared_media, processor_arguments
 from energon_pack.samples.media.streams import UndecodableError
+from energon_pack.samples.member import MediumInput
 from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.skip import Skip
-from energon_pack.samples.tokens import MediumInput
 from energon_pack.sources.reader import Reader, whole_medium_range
-from energon_pack.sources.rows import MeasuredRow, rows_of
 from energon_pack.sources.sample import read_measured_sample
 from energon_pack.sources.shard import Shard
+from energon_pack.sources.source_file import MeasuredRow, rows_of
 from energon_pack.templates.full_processor import full_processor, prepare_torchvision
 from energon_pack.templates.processor import load_saved_template
 from energon_pack.templates.processor_inputs import full_processor_ids, without_final_end

@@ -20,8 +20,8 @@ from energon_pack.run.workshop import Workshop
 from energon_pack.samples.media.kinds import VIDEO
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.reader import Reader
-from energon_pack.sources.rows import MeasuredRow, rows_of
 from energon_pack.sources.sample import read_header
+from energon_pack.sources.source_file import MeasuredRow, rows_of
 
 _VIDEO = VIDEO.kind
 

@@ -25,8 +25,8 @@ import numpy.typing as npt
 
 from energon_pack.run.files import write_whole
 from energon_pack.samples.conversation import ReadSample
-from energon_pack.samples.tokens import MediumInput, MemberTokens, PixelStep
-from energon_pack.sources.media_containers import OpenFiles
+from energon_pack.samples.member import MediumInput, MemberTokens, PixelStep
+from energon_pack.sources.media_paths import OpenFiles
 
 _MAGIC = b"EPKT"
 _HEAD, _SIZES = struct.Struct("<III"), struct.Struct("<II")  # (CRC-32, bytes of JSON, of ids); without CRC-32

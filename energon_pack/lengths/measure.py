@@ -20,10 +20,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from energon_pack.errors import PackError
-from energon_pack.lengths.changed_media import StaleRows, rows_to_cache, stale_rows
 from energon_pack.lengths.index import IndexedShard, group_shards, index_cache
 from energon_pack.lengths.kept_tokens import forget_tokens, trim_kept_tokens
 from energon_pack.lengths.method import Method
+from energon_pack.lengths.same_media import StaleRows, rows_to_cache, stale_rows
 from energon_pack.lengths.table_cache import Chunk, Piece, RowRun, TableCache, chunks_of_pieces, key_of
 from energon_pack.lengths.worker import BEGINNINGS_VERSION, LENGTHS_VERSION, MeasureJob, measure
 from energon_pack.run.seeded_random import Ints

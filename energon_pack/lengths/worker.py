@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 
 from energon_pack.errors import PackError
 from energon_pack.lengths.kept_tokens import TokenWriter
-from energon_pack.lengths.media_hashes import MediaHashes
 from energon_pack.lengths.method import Method
+from energon_pack.lengths.same_media import MediaHashes
 from energon_pack.run.stores.requests import reraising_store_errors
 from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.cut import CUT_TYPE, schema_with_cut_type
@@ -24,9 +24,9 @@ from energon_pack.samples.settings import ReadSettings, UnreadMedia
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.lmdb_pages import DamagedFile
 from energon_pack.sources.reader import Reader
-from energon_pack.sources.rows import IndexRow, MeasuredRow, rows_of
 from energon_pack.sources.sample import read_sample
 from energon_pack.sources.shard import Shard
+from energon_pack.sources.source_file import IndexRow, MeasuredRow, rows_of
 from energon_pack.sources.tar import num_tar_bytes
 from energon_pack.templates.beginnings import beginning_hashes
 from energon_pack.templates.processor import load_saved_template

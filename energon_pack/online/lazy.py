@@ -20,7 +20,7 @@ from energon_pack.config import PackConfig, PackingConfig
 from energon_pack.config.compose import config_of
 from energon_pack.dataset.files import LEDGER
 from energon_pack.dataset.manifest import PackTotals
-from energon_pack.dataset.plan_counts import totals_of_plan
+from energon_pack.dataset.plan_file import totals_of_plan
 from energon_pack.errors import PackError
 from energon_pack.online.prepare import ITEMS_FOLDER, prepare, shared_number
 from energon_pack.online.user_dataset import MapStyleDataset
@@ -28,14 +28,14 @@ from energon_pack.plan.existing_packs import exchange_members_for_epoch
 from energon_pack.plan.packs import PackPlan, select_packs, split_of_packs
 from energon_pack.plan.report import Report
 from energon_pack.plan.splits import SPLITS
+from energon_pack.run.bounded_memory import LruCache
 from energon_pack.run.files import write_whole
-from energon_pack.run.lru_cache import LruCache
 from energon_pack.run.seeded_random import Ints
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.settings import Take
 from energon_pack.samples.skip import Skip
 from energon_pack.stages.planning import Planned
-from energon_pack.trainers.pack_datasets import PacksByNumber
+from energon_pack.trainers.on_disk import PacksByNumber
 from energon_pack.training.member_encoder import UnreadableMember
 from energon_pack.training.pack_encoder import PackEncoder, check_options
 from energon_pack.training.preference import refuse_sft_options

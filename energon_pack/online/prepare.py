@@ -26,14 +26,13 @@ from energon_pack.dataset.destination import refuse_unwritable_folder
 from energon_pack.dataset.energon import manifest_of
 from energon_pack.dataset.files import LEDGER
 from energon_pack.dataset.in_folder import DatasetInFolder
-from energon_pack.dataset.publish_limits import why_unpublished
-from energon_pack.dataset.skipped_file import write_ledger
+from energon_pack.dataset.ledger import why_unpublished, write_ledger
 from energon_pack.dataset.sources import SampleReader
 from energon_pack.errors import PackError, SamplesLost
-from energon_pack.lengths.changed_media import StaleRows, stale_rows
 from energon_pack.lengths.index import IndexedShard
 from energon_pack.lengths.measure import MeasuredShard, cache_measured_rows, lengths_cache
 from energon_pack.lengths.method import Method
+from energon_pack.lengths.same_media import StaleRows, stale_rows
 from energon_pack.lengths.table_cache import key_of
 from energon_pack.lengths.worker import LengthsRow, leave_out, lengths_table, render_and_count, set_warnings
 from energon_pack.online.samples import (
@@ -56,7 +55,7 @@ from energon_pack.samples.sample import media_type
 from energon_pack.samples.settings import Take
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.find import Source
-from energon_pack.sources.media_map import MediaMap, mapped_name
+from energon_pack.sources.media_paths import MediaMap, mapped_name
 from energon_pack.sources.shard import TarShard
 from energon_pack.sources.storage import path_in
 from energon_pack.stages.measuring import Measured, index_source, measure_source, prepare_method

@@ -28,9 +28,9 @@ from energon_pack.samples.pairs import cuts_of_pair
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.reader import Reader
-from energon_pack.sources.rows import IndexRow, MeasuredRow, SampleRow, rows_of
 from energon_pack.sources.sample import cut_sample, read_sample
 from energon_pack.sources.shard import Shard
+from energon_pack.sources.source_file import IndexRow, MeasuredRow, SampleRow, rows_of
 from energon_pack.sources.wds import INDEX_SCHEMA
 from energon_pack.templates.sample import Sample
 

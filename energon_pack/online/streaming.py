@@ -18,14 +18,13 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from energon_pack.config import PackConfig
 from energon_pack.errors import PackError, check_buffer_size
-from energon_pack.online.stream_epoch import StreamEpoch
 from energon_pack.online.stream_packs import Draws, OnlinePacks, StreamCounters
-from energon_pack.online.stream_setup import OF_HUGGING_FACE, StreamSource, prepare_stream
+from energon_pack.online.stream_setup import OF_HUGGING_FACE, StreamEpoch, StreamSource, prepare_stream
 from energon_pack.plan.pool import Pool, WaitingSample, waiting_samples
 from energon_pack.plan.sample_measures import SampleMeasurer
 from energon_pack.steps.position import Position, numbers_taken_together, parsing_state
-from energon_pack.trainers.dealt_once import ranks_to_deal_to, refuse_second_dealing
-from energon_pack.trainers.pack_datasets import PackDatasetBase, import_numbered_rows
+from energon_pack.trainers.dealer import ranks_to_deal_to, refuse_second_dealing
+from energon_pack.trainers.on_disk import PackDatasetBase, import_numbered_rows
 from energon_pack.training.encoded import TrainingPack
 from energon_pack.training.pack_encoder import PackEncoder, check_options
 from energon_pack.training.worker_start import schedule_try_at_fork

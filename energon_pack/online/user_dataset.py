@@ -37,10 +37,10 @@ from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.unread_media import leaf_values, media_file_names, refuse_unread_media
 from energon_pack.sources.jsonl.dialects import RowSettings, parse_row
-from energon_pack.sources.media_map import MediaMap, mapped_name, media_map_of, why_missing
+from energon_pack.sources.media_paths import MediaMap, mapped_name, media_map_of, why_missing
 from energon_pack.sources.reader import NOT_THERE, state_of_medium
-from energon_pack.sources.rows import MeasuredRow
 from energon_pack.sources.settings import SourceConfig
+from energon_pack.sources.source_file import MeasuredRow
 from energon_pack.sources.storage import open_file
 from energon_pack.templates.sample import Sample
 

@@ -14,13 +14,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from energon_pack.errors import PackError
-from energon_pack.plan import caps
-from energon_pack.plan.distributions import Tally
 from energon_pack.plan.items import REFUSED_SCHEMA, CachedRows, Lengths
+from energon_pack.plan.pack_lengths import Tally
 from energon_pack.plan.packs import PackPlan
-from energon_pack.plan.settings import PackingConfig
+from energon_pack.plan.settings import PackingConfig, costs_and_limits
 from energon_pack.plan.splits import SPLITS
-from energon_pack.run.scratch_arrays import blocks
+from energon_pack.run.bounded_memory import blocks
 from energon_pack.run.seeded_random import Ints, random_keys
 from energon_pack.samples.skip import Reason
 from energon_pack.sources.mixture import Entry, Mixture, WeightOf
@@ -137,7 +136,7 @@ def apply_epochs_and_mixture(
 def _trainable_samples(lengths: Lengths, packing: PackingConfig) -> tuple[npt.NDArray[np.bool_], Ints]:
     """Return which samples can be packed for training, and how many trained tokens each has: bool and int64[num]."""
     items, num = lengths.items, lengths.num_samples
-    costs, limits = caps.costs_and_limits(items.counts, packing)
+    costs, limits = costs_and_limits(items.counts, packing)
     limits[0] = packing.sample_token_limit[1]
     fits = (items.lens > 0) & (costs <= limits[:, None]).all(axis=0) & (items.split == _TRAIN_SPLIT)
     tokens = np.where(fits, items.num_supervised.astype(np.int64), 0)

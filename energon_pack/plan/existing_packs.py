@@ -12,12 +12,11 @@ from math import ceil
 
 import numpy as np
 
-from energon_pack.plan import caps
 from energon_pack.plan.epoch_draws import num_draws_by_epoch
 from energon_pack.plan.items import Items
 from energon_pack.plan.packs import PackPlan, sizes_and_members
 from energon_pack.plan.plan import group_of_items, mix_packs_in_windows, order_by_turns_and_steps
-from energon_pack.plan.settings import PackingConfig
+from energon_pack.plan.settings import PackingConfig, costs_and_limits
 from energon_pack.run.seeded_random import Ints, epoch_seed, random_keys
 from energon_pack.steps.cost import CostModel
 
@@ -87,7 +86,7 @@ def exchange_members_for_epoch(
     seed = epoch_seed(seed, epoch)
     used = plan.items.reshape(-1, size)
     used = used[np.argsort(used[:, 0])]
-    costs, _ = caps.costs_and_limits(items.counts, packing)
+    costs, _ = costs_and_limits(items.counts, packing)
     has_image, is_trained = items.counts["num_images"][used] > 0, items.num_supervised[used] > 0
     alike = [*costs[:, used].sum(axis=2), group_of_items(items, packing)[used[:, 0]]]
     alike += [has_image.any(axis=1), is_trained.any(axis=1)]

@@ -1,28 +1,37 @@
-"""Make several samples of each conversation (`labels.expand`): one for each answer, or for each question and answer."""
+"""Make several items of a conversation: one for each answer (`labels.expand`), or both sides of a preference pair.
+
+Lengths of the chosen sides ──measure_sides──► Lengths with two parts for each sample, `chosen` and `rejected`
+                            ──pair_trees──► a tree for each pair, which a plan packs as one item
+"""
 
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow.compute as pc
 
 from energon_pack.lengths.measure import dropping_wrong_lengths, method_key
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import key_of
 from energon_pack.lengths.worker import LengthsRow, leave_out
-from energon_pack.plan.items import Lengths
+from energon_pack.plan.items import Items, Lengths
 from energon_pack.plan.sample_parts import PartsRecipe, WholeSample, make_parts
+from energon_pack.plan.settings import CAPS, PackingConfig, Share, costs_and_limits
+from energon_pack.plan.trees import COUNTS, Trees, find_trees, with_own_counts
+from energon_pack.run.bounded_memory import blocks
 from energon_pack.run.plain_data import plain
-from energon_pack.run.scratch_arrays import blocks
 from energon_pack.run.workshop import Workshop
-from energon_pack.samples.answers import with_empty_answers_untrained
 from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.cut import EXPANDED_CUT_TYPE, Cut, parts_by_answer, parts_by_pair
 from energon_pack.samples.documents import is_document
 from energon_pack.samples.flavors.fit import contents_that_do_not_fit
-from energon_pack.samples.frame_lists import settings_mark_frame_lists
-from energon_pack.samples.skip import Skip
+from energon_pack.samples.frames import settings_mark_frame_lists
+from energon_pack.samples.pairs import cuts_of_pair
+from energon_pack.samples.settings import ControlTokens
+from energon_pack.samples.skip import Reason, Skip
+from energon_pack.samples.turns import with_empty_answers_untrained
 from energon_pack.templates.settings import Empty, Expand, LabelsConfig, TrainOn
 
 #: Raise this number when the same conversation becomes other samples.
@@ -113,3 +122,83 @@ def _measure_cuts(whole: WholeSample, cuts: list[Cut], how: Expand) -> list[Leng
         row = whole.row_of_part(cut, part, rendered, *of_tokens)
         rows.append(replace(row, does_not_fit=contents_that_do_not_fit(part)))
     return whole.keep_trained_parts(rows)
+
+
+#: Raise this number when the same pair becomes other members.
+_PAIRS_VERSION = 1
+_NO_LIMIT = 1 << 40
+
+
+def measure_sides(lengths: Lengths, method: Method, workshop: Workshop) -> Lengths:
+    """Replace each sample by the two sides of its pair, and return the new lengths.
+
+    Raises:
+        SourceChanged: a file is not what was measured.
+    """
+    recipe = PartsRecipe(
+        "pairs",
+        key_of("pairs", _PAIRS_VERSION, method_key(method)),
+        partial(_sides, control_tokens=method.read.control_tokens),
+        EXPANDED_CUT_TYPE,
+        lambda table: pc.is_null(table["reason"]).to_numpy(),
+        ("reason",),
+    )
+    with dropping_wrong_lengths(lengths.shards, method, workshop):
+        of_sides = make_parts(lengths, lengths.items.lens > 0, recipe, method, workshop)
+    of_sides.has_pairs = True
+    return of_sides
+
+
+def _sides(whole: WholeSample, control_tokens: ControlTokens) -> list[LengthsRow]:
+    """Return the rows of a pair's sides; one row with the reason if one of them can't be packed."""
+    rows = []
+    for cut in cuts_of_pair(whole.sample.messages, whole.sample.kinds):
+        try:
+            part, rendered = whole.rendered(cut)
+            rendered.skip_if_left_out(control_tokens)
+            [counts] = whole.template.count([rendered], whole.engine)
+            if not counts[1]:
+                raise Skip(Reason.NOTHING_TRAINED, "none of its tokens is trained")
+        except Skip as skip:
+            row = replace(whole.row, media_type=None)
+            leave_out(row, Skip(skip.reason, f"its {cut.part} side: {skip.detail}"))
+            return [row]
+        rows.append(
+            replace(whole.row_of_part(cut, part, rendered, *counts), does_not_fit=contents_that_do_not_fit(part))
+        )
+    return rows
+
+
+def pair_trees(lengths: Lengths, packing: PackingConfig) -> Trees:
+    """Group the sides of each pair into a tree, the chosen one first; with `packing.share` they share their beginning.
+
+    A pair is a tree even where it shares nothing, or where both sides are too long for a pack.
+    """
+    num_items, num = len(lengths.items), lengths.num_samples
+    sides = num + np.argsort(lengths.whole_of_part, kind="stable")
+    chosen, rejected = sides[::2], sides[1::2]
+    shared = {name: np.zeros(num_items, np.int32) for name in COUNTS}
+    if packing.share is not Share.none and len(sides):
+        assert lengths.items.conversation is not None  # parts have one
+        without_caps: dict[str, Any] = {**dict.fromkeys(cap.name for cap in CAPS), "max_token_len": _NO_LIMIT}
+        limitless = replace(packing, **without_caps)
+        found = find_trees(lengths, limitless, lengths.items.conversation.astype(np.int64)).shared
+        for name, values in shared.items():
+            values[rejected] = found[name][chosen] + found[name][rejected]  # one of them is 0
+    starts = np.concatenate((np.arange(0, len(sides), 2), len(sides) + np.arange(num + 1)))
+    return Trees(np.concatenate((sides, np.arange(num))), starts, shared)
+
+
+def fitting_pairs(lengths: Lengths, packing: PackingConfig) -> npt.NDArray[np.bool_]:
+    """Return whether each sample is a pair that fits a pack, or a pack of its own: bool[num_samples]."""
+    trees = pair_trees(lengths, packing)
+    costs, limits = costs_and_limits(trees.as_items(with_own_counts(lengths.items, trees.shared)).counts, packing)
+    limits[0] = packing.sample_token_limit[1]
+    fits, pairs = np.zeros(lengths.num_samples, np.bool_), np.unique(lengths.whole_of_part)
+    fits[pairs] = (costs[:, : len(pairs)] <= limits[:, None]).all(axis=0)
+    return fits
+
+
+def items_or_pairs(lengths: Lengths) -> Items:
+    """Return what is packed as one: the items of `lengths`, or an item for each pair, with the sums of its sides."""
+    return pair_trees(lengths, PackingConfig()).as_items(lengths.items) if lengths.has_pairs else lengths.items

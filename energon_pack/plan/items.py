@@ -17,10 +17,11 @@ import pyarrow.compute as pc
 
 from energon_pack.lengths.measure import MeasuredShard
 from energon_pack.lengths.table_cache import Chunk, chunks_of_pieces
-from energon_pack.plan import caps, note_counts
+from energon_pack.plan import note_counts
 from energon_pack.plan.note_counts import SampleNotes
+from energon_pack.plan.settings import CAPPED_COLUMNS
 from energon_pack.plan.splits import split_of_samples
-from energon_pack.run.scratch_arrays import Scratch
+from energon_pack.run.bounded_memory import Scratch
 from energon_pack.run.seeded_random import Ints
 from energon_pack.samples.cut import CUT_TYPE, convert_cut_column
 from energon_pack.samples.flavors import DEFAULT_FLAVOR
@@ -31,11 +32,11 @@ from energon_pack.sources.sample_ratio import drawn_keys
 from energon_pack.templates.settings import Untrained
 
 _NUMBER_COLUMNS = ("num_supervised", "clip_frames", "num_bytes", "checksum", "kept")
-_COLUMNS_READ = {"media_type", *caps.COLUMNS, *_NUMBER_COLUMNS, "reason", "does_not_fit", *note_counts.COLUMNS}
+_COLUMNS_READ = {"media_type", *CAPPED_COLUMNS, *_NUMBER_COLUMNS, "reason", "does_not_fit", *note_counts.COLUMNS}
 #: samples that are left out because their parts can't be packed
 REFUSED_SCHEMA = pa.schema([("sample", pa.int64()), ("reason", pa.string()), ("detail", pa.large_string())])
 #: The numbers kept for each item; 4 bytes each unless noted.
-_ITEM_COLUMNS = ("turn", "media", "shard", "dataset", "split", *caps.COLUMNS, *_NUMBER_COLUMNS)
+_ITEM_COLUMNS = ("turn", "media", "shard", "dataset", "split", *CAPPED_COLUMNS, *_NUMBER_COLUMNS)
 _COLUMN_TYPES: dict[str, Any] = {
     "turn": np.int32, "media": np.int8, "split": np.int8, "num_bytes": np.int64, "checksum": np.uint32,
     "kept": np.uint64,
@@ -166,7 +167,7 @@ class Lengths:
         #: the entry of each file in a mixture, if there are several
         self.entry_of_shard: Ints | None = None
         self.num_turns = 1
-        #: whether its samples are preference pairs, each packed as two parts: `plan.pairs`
+        #: whether its samples are preference pairs, each packed as two parts: `plan.expand`
         self.has_pairs = False
         #: the type of the column `cut`
         self.cut_type = CUT_TYPE
@@ -254,7 +255,7 @@ class Lengths:
         """
         place = np.searchsorted(samples, self.whole_of_part)
         is_one = np.append(samples, -1)[place] == self.whole_of_part
-        counts = {name: self.items.counts[name] for name in caps.COLUMNS}
+        counts = {name: self.items.counts[name] for name in CAPPED_COLUMNS}
         if self.has_pairs:
             counts["max_attention_cost"] = self.items.attention_pairs
         join, most = np.add if self.has_pairs else np.maximum, dict[str, Ints]()
@@ -290,7 +291,7 @@ class Lengths:
         reasons = self.reason(table)
         is_in = pc.is_null(reasons).to_numpy()
         media = pc.fill_null(pc.index_in(table["media_type"], pa.array(MEDIA_TYPES)), -1)
-        values = {name: table[name].to_numpy() for name in (*caps.COLUMNS, *_NUMBER_COLUMNS)}
+        values = {name: table[name].to_numpy() for name in (*CAPPED_COLUMNS, *_NUMBER_COLUMNS)}
         values |= {"token_len": np.where(is_in, values["token_len"], 0), "media": media.to_numpy(), "shard": numbers}
         values |= {"dataset": self._datasets[numbers], "split": self._splits(numbers, table)}
         self.add_computed_rows(new, {**values, "turn": np.zeros(new.num, np.int32)})
@@ -324,4 +325,4 @@ class Lengths:
             columns["clip_frames"] = self.columns["clip_frames"]
         if self.entry_of_shard is not None:
             columns["entry"] = self.entry_of_shard[self.columns["shard"]].astype(np.int16)
-        self.items = Items(counts={name: self.columns[name] for name in caps.COLUMNS}, **columns)
+        self.items = Items(counts={name: self.columns[name] for name in CAPPED_COLUMNS}, **columns)

@@ -26,12 +26,11 @@ from energon_pack.errors import PackError, amount
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import key_of
 from energon_pack.lengths.worker import LengthsRow
-from energon_pack.plan import caps
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.packs import LEFT_OUT, PackPlan
 from energon_pack.plan.sample_parts import PartsRecipe, WholeSample, make_parts
-from energon_pack.plan.settings import Overlong, PackingConfig
-from energon_pack.run.scratch_arrays import blocks
+from energon_pack.plan.settings import CAPPED_COLUMNS, CAPS, Overlong, PackingConfig, exceeded_limits, padded_len
+from energon_pack.run.bounded_memory import blocks
 from energon_pack.run.workshop import Workshop
 from energon_pack.samples.cut import CUT_TYPE, TEXT_CUT_TYPE, Cut, exchange_bounds
 from energon_pack.samples.documents import DOCUMENT, is_document
@@ -96,7 +95,7 @@ def cut_settings(packing: PackingConfig) -> dict[str, Any]:
     return {
         "overlong": packing.overlong,
         "pad_to_multiple_of": packing.pad_to_multiple_of,
-        **{cap.name: getattr(packing, cap.name) for cap in caps.CAPS},
+        **{cap.name: getattr(packing, cap.name) for cap in CAPS},
     }
 
 
@@ -104,7 +103,7 @@ def _is_to_be_cut(
     token_len: npt.NDArray[Any], is_text: npt.NDArray[np.bool_], packing: PackingConfig
 ) -> npt.NDArray[np.bool_]:
     """Say which samples are too long, and may be cut: only text may be cut elsewhere than between turns."""
-    is_long = caps.padded_len(token_len.astype(np.int64), packing.pad_to_multiple_of) > packing.max_token_len
+    is_long = padded_len(token_len.astype(np.int64), packing.pad_to_multiple_of) > packing.max_token_len
     may_be_cut: npt.NDArray[np.bool_] = is_long & (is_text | (packing.overlong == Overlong.split_turns))
     return may_be_cut
 
@@ -177,7 +176,7 @@ class _Conversation:
             return None
         [counts] = self._whole.template.count([rendered], self._whole.engine)
         row = self._whole.row_of_part(cut, part, rendered, *counts)
-        return None if caps.exceeded_limits({name: getattr(row, name) for name in caps.COLUMNS}, self._packing) else row
+        return None if exceeded_limits({name: getattr(row, name) for name in CAPPED_COLUMNS}, self._packing) else row
 
 
 def _search_largest_fitting(measured: Callable[[int], LengthsRow | None], limit: int) -> tuple[int, LengthsRow] | None:
@@ -227,9 +226,9 @@ def _text_parts(whole: WholeSample, packing: PackingConfig) -> Iterator[LengthsR
 
 def max_text_tokens(packing: PackingConfig) -> int:
     """Return how many tokens a member without media may have in a pack, by all limits."""
-    none = dict.fromkeys(caps.COLUMNS, 0)
+    none = dict.fromkeys(CAPPED_COLUMNS, 0)
     numbers = range(1, packing.max_token_len + 1)
-    return bisect_left(numbers, True, key=lambda n: bool(caps.exceeded_limits({**none, "token_len": n}, packing)))
+    return bisect_left(numbers, True, key=lambda n: bool(exceeded_limits({**none, "token_len": n}, packing)))
 
 
 def part_edges(places: Sequence[tuple[int, int]], most: int) -> list[int]:

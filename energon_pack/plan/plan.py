@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_pack.errors import PackError, amount
-from energon_pack.plan import caps
 from energon_pack.plan.bins import lower_bound, pack_bins
 from energon_pack.plan.even_steps import order_for_steps
+from energon_pack.plan.expand import pair_trees
 from energon_pack.plan.items import AnyInts, Items, Lengths
 from energon_pack.plan.pack_order import mix_packs_evenly
 from energon_pack.plan.packs import (
@@ -30,11 +30,10 @@ from energon_pack.plan.packs import (
     turn_of_packs,
     window_of,
 )
-from energon_pack.plan.pairs import pair_trees
-from energon_pack.plan.settings import GroupBy, PackingConfig, Share
+from energon_pack.plan.settings import GroupBy, PackingConfig, Share, costs_and_limits
 from energon_pack.plan.splits import SPLITS
 from energon_pack.plan.trees import Trees, find_trees, with_own_counts
-from energon_pack.run.scratch_arrays import Scratch, blocks
+from energon_pack.run.bounded_memory import Scratch, blocks
 from energon_pack.run.seeded_random import Ints, epoch_seed
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.skip import Reason
@@ -122,7 +121,7 @@ def _items_by_epoch(items: Items) -> Iterator[tuple[int, Ints | slice]]:
 
 def _pack_window(items: Items, packing: PackingConfig, seed: int) -> PackPlan:
     """Pack a window: first packs with a single overlong item, then group by group."""
-    costs, limits = caps.costs_and_limits(items.counts, packing)
+    costs, limits = costs_and_limits(items.counts, packing)
     left_out = np.zeros(len(items), np.int8)
     is_there = items.lens > 0
     over_cap = is_there & (costs[1:] > limits[1:, None]).any(axis=0)

@@ -18,10 +18,9 @@ from typing import Any
 import numpy as np
 
 from energon_pack.errors import check_buffer_size
-from energon_pack.plan import caps
 from energon_pack.plan.bins import pack_bins
 from energon_pack.plan.bins.planned_bins import choose_fullest_sum
-from energon_pack.plan.settings import PackingConfig
+from energon_pack.plan.settings import PackingConfig, limits_of
 
 Costs = Sequence[int]
 
@@ -112,7 +111,7 @@ def costs_of_sample(counts: Mapping[str, Any], packing: PackingConfig) -> tuple[
     `counts`: as for `caps.exceeded_limits`.
     """
     multiple = packing.pad_to_multiple_of
-    limits = caps.limits(packing)
+    limits = limits_of(packing)
     return tuple(int(counts.get(cap.name, cap.member_cost(counts[cap.column], multiple))) for cap, _ in limits)
 
 
@@ -130,7 +129,7 @@ class Pool:
 
     def __init__(self, packing: PackingConfig, buffer_size: int, seed: int = 0):
         check_buffer_size("buffer_size", buffer_size)
-        self._limits = tuple(limit for _, limit in caps.limits(packing))
+        self._limits = tuple(limit for _, limit in limits_of(packing))
         self._alone = (packing.sample_token_limit[1], *self._limits[1:])
         self._algorithm, self._buffer_size, self._seed = packing.algorithm, buffer_size, seed
         #: by group, each in the order they came

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from energon_pack.errors import PackError
-from energon_pack.plan.distributions import PlanCounts, Tally, count_by_medium, count_plan
 from energon_pack.plan.epoch_draws import EntryShare, mixture_figures
-from energon_pack.plan.expand import ExpansionCounts
+from energon_pack.plan.expand import ExpansionCounts, items_or_pairs
 from energon_pack.plan.items import AnyInts, Items, Lengths
+from energon_pack.plan.pack_lengths import PlanCounts, Tally, count_by_medium, count_plan
 from energon_pack.plan.packs import (
     LEFT_OUT,
     PackPlan,
@@ -22,7 +22,6 @@ from energon_pack.plan.packs import (
     split_of_packs,
     turn_counts,
 )
-from energon_pack.plan.pairs import items_or_pairs
 from energon_pack.plan.plan import count_packs_if_no_window
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.plan.splits import SPLITS

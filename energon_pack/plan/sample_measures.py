@@ -7,10 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon_pack.errors import PackError, one_line
-from energon_pack.lengths.media_hashes import can_share_beginning
-from energon_pack.plan import caps
+from energon_pack.lengths.same_media import can_share_beginning
 from energon_pack.plan.pool import Pool, costs_of_sample
-from energon_pack.plan.settings import CUTTING_POLICIES, GroupBy, Overlong, PackingConfig, Share
+from energon_pack.plan.settings import (
+    CUTTING_POLICIES,
+    GroupBy,
+    Overlong,
+    PackingConfig,
+    Share,
+    exceeded_limits,
+    excess_text,
+)
 from energon_pack.plan.trees import COUNTS
 from energon_pack.run.plain_data import dataclass_from_plain
 from energon_pack.samples.member import MemberInput
@@ -166,9 +173,9 @@ class SampleMeasurer:
         measured = SampleMeasures(counts["token_len"], costs, media_type(kinds), frames, pair)
         name, longest = self.packing.sample_token_limit
         if measured.costs[0] > longest:
-            return Skip(Reason.OVERLONG, caps.excess_text(name, measured.costs[0], longest))
+            return Skip(Reason.OVERLONG, excess_text(name, measured.costs[0], longest))
         has_own_pack = measured.costs[0] > self.packing.max_token_len  # which breaks the first limit, and may
-        broken = caps.exceeded_limits(counts, self.packing)[has_own_pack:]
+        broken = exceeded_limits(counts, self.packing)[has_own_pack:]
         return Skip(Reason.OVER_CAP, ", ".join(broken)) if broken else measured
 
     def _shared(self, rendered: Sequence[Rendered], sides: Sequence[Sample]) -> dict[str, int]:

@@ -20,12 +20,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from energon_pack.lengths.measure import MeasuredShard
-from energon_pack.lengths.media_hashes import MediaHashes
 from energon_pack.lengths.method import Method
+from energon_pack.lengths.same_media import MediaHashes
 from energon_pack.lengths.table_cache import Chunk, Piece, RowRun, TableCache, chunks_of_pieces, key_of
 from energon_pack.lengths.worker import LengthsRow, hash_beginnings, hash_media, lengths_table
 from energon_pack.plan.items import REFUSED_SCHEMA, Lengths
-from energon_pack.run.scratch_arrays import blocks
+from energon_pack.run.bounded_memory import blocks
 from energon_pack.run.seeded_random import Ints
 from energon_pack.run.workshop import Workshop
 from energon_pack.samples.conversation import ReadSample
@@ -33,9 +33,9 @@ from energon_pack.samples.cut import Cut
 from energon_pack.samples.sample import media_type
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.reader import Reader, SourceChanged
-from energon_pack.sources.rows import rows_of
 from energon_pack.sources.sample import cut_sample, read_measured_sample
 from energon_pack.sources.shard import Shard
+from energon_pack.sources.source_file import rows_of
 from energon_pack.sources.storage import call_counting_bytes
 from energon_pack.sources.tar import num_tar_bytes
 from energon_pack.templates.processor import load_saved_template

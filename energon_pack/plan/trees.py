@@ -18,10 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.compute as pc
 
-from energon_pack.plan import caps
 from energon_pack.plan.items import AnyInts, Items, Lengths
 from energon_pack.plan.packs import PackPlan
-from energon_pack.plan.settings import PackingConfig, Share
+from energon_pack.plan.settings import PackingConfig, Share, costs_and_limits
 from energon_pack.run.seeded_random import Ints, mix_bits_in_place
 from energon_pack.samples.media.kinds import IMAGE, VIDEO
 
@@ -99,7 +98,7 @@ def trees_of(beginnings: Beginnings, items: Items, packing: PackingConfig, group
     for values in (items.turn, items.entry):
         if values is not None:
             group = np.unique(np.stack((group, values)), axis=1, return_inverse=True)[1].ravel()
-    costs, limits = caps.costs_and_limits(items.counts, packing)
+    costs, limits = costs_and_limits(items.counts, packing)
     fits = (items.lens > 0) & (costs <= limits[:, None]).all(axis=0)
     if items.conversation is not None:  # if an item of a conversation does not fit, its other items are left out, too
         fits &= ~np.isin(items.conversation, items.conversation[(items.lens > 0) & ~fits])
@@ -111,7 +110,7 @@ def trees_of(beginnings: Beginnings, items: Items, packing: PackingConfig, group
     added["max_members"] = np.ones(len(order), np.int64)
     added["max_attention_cost"] = _attention_pairs(items.lens[order], shared["token_len"])
     is_first = shared["token_len"] == 0
-    starts = _split_large_trees(caps.costs_and_limits(added, packing)[0], costs[:, order], limits, is_first)
+    starts = _split_large_trees(costs_and_limits(added, packing)[0], costs[:, order], limits, is_first)
     is_first[starts] = True
     of_items = {name: np.zeros(len(items), np.int32) for name in COUNTS}
     for name, values in of_items.items():

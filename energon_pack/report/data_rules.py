@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from energon_pack.errors import amount
 from energon_pack.plan.report import LOST_BITS, num_lost_to_bad_data
 from energon_pack.report.figures import Figures
-from energon_pack.report.pages.html import clipped
-from energon_pack.report.remark import Grade, Remark, named_keys, percent, share_of_samples
+from energon_pack.report.pages.html import Grade, Remark, clipped, named_keys, percent, share_of_samples
 from energon_pack.samples.skip import Reason
 
 _FEW_TRAINED, _MANY_TRAINED = 0.02, 0.95  # shares of all tokens

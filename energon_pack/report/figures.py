@@ -8,17 +8,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from energon_pack.dataset.publish_limits import overlong_advice, why_overlong_lose_too_much
-from energon_pack.plan.distributions import Tally
+from energon_pack.dataset.ledger import overlong_advice, why_overlong_lose_too_much
 from energon_pack.plan.items import AnyInts, Items, Lengths
 from energon_pack.plan.note_counts import SampleNotes
-from energon_pack.plan.pack_lengths import TriedLength
+from energon_pack.plan.pack_lengths import Tally, TriedLength
 from energon_pack.plan.packs import LEFT_OUT, PackPlan
 from energon_pack.plan.report import Report
 from energon_pack.plan.settings import Overlong, PackingConfig
 from energon_pack.report.images import ImagesAtTokenBounds, ShrinkAdvice, count_images_at_token_bounds
 from energon_pack.report.pages.bars import Histogram, log_histogram
-from energon_pack.run.scratch_arrays import blocks
+from energon_pack.run.bounded_memory import blocks
 from energon_pack.run.seeded_random import Ints
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, MEDIA_TYPES
 from energon_pack.samples.skip import Reason

@@ -15,7 +15,7 @@ from energon_pack.errors import amount
 from energon_pack.plan.items import AnyInts, Lengths
 from energon_pack.report.pages.bars import short_number
 from energon_pack.report.which_length import MOST_DROPPED
-from energon_pack.run.scratch_arrays import blocks
+from energon_pack.run.bounded_memory import blocks
 from energon_pack.run.seeded_random import Ints
 from energon_pack.samples.media.kinds import IMAGE, MEDIA_TYPES, VIDEO
 from energon_pack.samples.media.medium import Media

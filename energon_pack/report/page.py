@@ -12,8 +12,7 @@ from energon_pack.plan.report import Report, RunFacts
 from energon_pack.report import page_details
 from energon_pack.report.figures import PAD_WIDTH, Figures
 from energon_pack.report.pages.bars import draw_histogram, short_number
-from energon_pack.report.pages.html import Html, clipped, page, section, table, tag
-from energon_pack.report.remark import Grade, Remark
+from energon_pack.report.pages.html import Grade, Html, Remark, clipped, page, section, table, tag
 from energon_pack.report.remarks import CHECKED_RULES
 from energon_pack.report.terminal_summary import length_rows, lines_below_table, media_rows
 from energon_pack.report.which_length import length_advice, recommend_length

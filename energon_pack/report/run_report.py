@@ -15,13 +15,19 @@ from energon_pack.plan.items import Lengths
 from energon_pack.plan.pack_lengths import TriedLength
 from energon_pack.plan.packs import PackPlan, empty_plan
 from energon_pack.plan.report import Report, RunFacts
-from energon_pack.report.contact_sheet import Tile, choose_tiles, draw_contact_sheet, read_tiles
-from energon_pack.report.example_packs import ExamplePacksJob, draw_packs, packs_to_look_at
+from energon_pack.report.contact_sheet import (
+    ExamplePacksJob,
+    Tile,
+    choose_tiles,
+    draw_contact_sheet,
+    draw_packs,
+    packs_to_look_at,
+    read_tiles,
+)
 from energon_pack.report.figures import Figures, LengthTrials, origins_of, planned_figures, source_figures
 from energon_pack.report.images import advise_to_shrink
 from energon_pack.report.page import PageFacts, run_page
-from energon_pack.report.pages.html import Html
-from energon_pack.report.remark import Grade, Remark
+from energon_pack.report.pages.html import Grade, Html, Remark
 from energon_pack.report.remarks import remarks
 from energon_pack.report.which_length import length_advice, lengths_trial_job_of, num_samples_tried, try_lengths_of_job
 from energon_pack.run.files import write_whole

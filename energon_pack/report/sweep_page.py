@@ -9,8 +9,19 @@ from urllib.parse import quote
 
 from energon_pack.errors import amount
 from energon_pack.report.pages.bars import short_number, with_bar
-from energon_pack.report.pages.html import Html, clipped, details, join, page, section, table, tag
-from energon_pack.report.pages.rows import Cell, Rows, print_table
+from energon_pack.report.pages.html import (
+    Cell,
+    Html,
+    Rows,
+    clipped,
+    details,
+    join,
+    page,
+    print_table,
+    section,
+    table,
+    tag,
+)
 from energon_pack.report.sweep import BEST_RULE, Sweep, read_sweep
 from energon_pack.report.which_length import RULE
 from energon_pack.run.console import say

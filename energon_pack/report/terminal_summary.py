@@ -9,8 +9,7 @@ from energon_pack.plan.epoch_draws import MANY_EPOCHS
 from energon_pack.plan.pack_lengths import LengthFigures, TriedLength
 from energon_pack.plan.report import LOST_BITS, STEP_COSTS, Report
 from energon_pack.report.pages.bars import with_bar
-from energon_pack.report.pages.rows import Cell, Rows, print_table
-from energon_pack.report.remark import named_keys
+from energon_pack.report.pages.html import Cell, Rows, named_keys, print_table
 from energon_pack.run.console import say
 from energon_pack.run.progress import Progress
 from energon_pack.samples.media.kinds import IMAGE, VIDEO

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from energon_pack.plan.expand import items_or_pairs
 from energon_pack.plan.items import Items, Lengths
 from energon_pack.plan.pack_lengths import TriedLength, plan_each_length
-from energon_pack.plan.pairs import items_or_pairs
 from energon_pack.plan.settings import Algorithm, PackingConfig
-from energon_pack.run.scratch_arrays import blocks
+from energon_pack.run.bounded_memory import blocks
 
 #: samples that each length is tried with, beside the plan of all; of more, a seeded draw is tried
 _MAX_SAMPLES_TRIED = 2_000

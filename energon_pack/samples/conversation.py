@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 from energon_pack.samples.dialects.pairs import question_and_answer_turns
 from energon_pack.samples.dialects.rewrite import is_written_chat
-from energon_pack.samples.frame_lists import settings_mark_frame_lists
-from energon_pack.samples.frame_times import patch_position_files, time_marks, with_times_in_text
+from energon_pack.samples.frames import patch_position_files, settings_mark_frame_lists, time_marks, with_times_in_text
 from energon_pack.samples.lost_media import refuse_lost_media
 from energon_pack.samples.media.kinds import IMAGE, KINDS
 from energon_pack.samples.media.medium import Media

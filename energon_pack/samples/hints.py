@@ -11,9 +11,8 @@ from typing import Any
 
 from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.documents import DOCUMENT
-from energon_pack.samples.hint import Hint
 from energon_pack.samples.settings import ReadSettings, Take
-from energon_pack.samples.skip import Reason, Skip
+from energon_pack.samples.skip import Hint, Reason, Skip
 
 _TYPES = {"take": Take}
 #: reasons that tell the next fault of a medium, when its field is read

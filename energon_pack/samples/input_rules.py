@@ -16,10 +16,8 @@ from energon_pack.run.files import write_whole
 from energon_pack.run.seeded_random import Ints
 from energon_pack.samples.media.image import RgbConversion
 from energon_pack.samples.media.kinds import KINDS
-from energon_pack.samples.member import MemberInput
-from energon_pack.samples.pack_tokens import members_of
-from energon_pack.samples.tokens import MemberTokens
-from energon_pack.samples.tokens_part import PackTokens
+from energon_pack.samples.member import MemberInput, MemberTokens
+from energon_pack.samples.pack_tokens import PackTokens, members_of
 
 #: names of files with the rules, and with the members of the trial
 INPUTS_FILE, TRIAL_FILE = "inputs.json", "trial.tokens"

@@ -11,16 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from energon_pack.samples.dialects.lost_texts import OPTIONS_KEYS
-from energon_pack.samples.dialects.pairs import without_pair_keys
+from energon_pack.samples.dialects.pairs import OPTIONS_KEYS, without_pair_keys
 from energon_pack.samples.media.kinds import KIND_OF_MEDIA_KEY, KINDS, MEDIA_KEYS, PART_TYPES
 from energon_pack.samples.media.medium import RATE_KEYS, SETTING_KEYS
 from energon_pack.samples.options import OPTION_KEYS
 from energon_pack.samples.preference import LABEL_KEYS, PREFERENCE_KEYS
 from energon_pack.samples.sample import ARGUMENT_KEYS, CONTENT_KEYS, MESSAGE_KEYS, REASONING_KEYS, ROLE_KEYS
 from energon_pack.samples.skip import Reason, Skip, key_of_synonyms, value_of_synonyms
+from energon_pack.samples.turns import has_argument_key, holders_of_keys, is_call, written_calls
 from energon_pack.samples.weights import MASK_KEYS, PART_WEIGHTS, TURN_WEIGHT_KEYS
-from energon_pack.samples.written_calls import has_argument_key, holders_of_keys, is_call, written_calls
 
 _MAX_KEY_CHARACTERS = 60  # most characters of an unknown key
 _MIN_LIKENESS = 0.8  # likeness of two spellings of a key, as difflib measures it

@@ -16,8 +16,16 @@ from typing import Any
 
 from energon_pack.errors import PackError, quote
 from energon_pack.samples.media.kinds import IMAGE, KINDS, VIDEO
-from energon_pack.samples.member import MemberInput, Shared, media_fields
-from energon_pack.samples.pack_tokens import joined_tokens_of_pack, members_of
+from energon_pack.samples.member import JoinedTokens, MemberInput, MemberTokens, Shared, media_fields
+from energon_pack.samples.pack_tokens import (
+    PACK_FORMAT,
+    TOKENS_PART,
+    PackTokens,
+    TokensDamaged,
+    joined_tokens_of_pack,
+    members_of,
+    read_tokens,
+)
 from energon_pack.samples.parts import (
     SOURCE_PARTS_FIELD,
     Parts,
@@ -27,8 +35,6 @@ from energon_pack.samples.parts import (
     medium_of,
     read_referenced,
 )
-from energon_pack.samples.tokens import JoinedTokens, MemberTokens
-from energon_pack.samples.tokens_part import PACK_FORMAT, TOKENS_PART, PackTokens, TokensDamaged, read_tokens
 
 _loads: Callable[[Any], Any] = import_module("orjson" if find_spec("orjson") else "json").loads
 

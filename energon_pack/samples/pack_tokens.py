@@ -1,14 +1,138 @@
-"""Read the members of a pack, or their text alone, from its columns."""
+"""The tokens of a pack on disk: its columns, and the members that are read from them. Numpy alone reads it.
 
-from collections.abc import Iterator
+    b"EPK3" │ the number of entries of each column, uint32 │ the columns, one behind the other, little-endian
+
+A column without entries has its default everywhere: nothing is shared, all weights are 1, there are no media. Nothing
+is compressed, because the bytes of zlib differ between its builds: an id takes 2.25 bytes, 16 bits and a bit in each
+plane of the higher bits; an id that comes four times or more in a row, as those of an image do, stands once.
+"""
+
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice, pairwise
+from typing import Any
+from zlib import crc32
 
 import numpy as np
+import numpy.typing as npt
 
 from energon_pack.samples.media.kinds import KIND_BY_LETTER
-from energon_pack.samples.tokens import OPERATIONS, JoinedTokens, MediumInput, MemberTokens, PixelStep
-from energon_pack.samples.tokens_part import Array, PackTokens, TokensDamaged
+from energon_pack.samples.member import OPERATIONS, JoinedTokens, MediumInput, MemberTokens, PixelStep
+
+Array = npt.NDArray[Any]
+
+#: Version of the packs (`_meta.format`) and of `energon_pack.json`.
+PACK_FORMAT = 3
+#: the name of the part: neither webdataset nor Energon decodes it
+TOKENS_PART = "tokens"
+MAGIC = b"EPK3"
+#: the field of a pack's `_meta` with the CRC-32 of its tokens
+CHECKSUM_FIELD = "tokens_crc32"
+#: type of each column, by what an entry is of
+COLUMN_TYPES = {
+    # a member: its tokens; how many of them the member before it has, too; its weight; its media
+    "length": "u4", "shared_len": "u4", "factor": "f8", "num_media": "u2",
+    # an id: its low 16 bits; the planes of its higher bits; an id that is repeated, by its place, and how often more
+    "low": "u2", "high": "u1", "repeated": "u4", "num_more": "u4",
+    # a trained span of one weight, in tokens of the pack, within a member
+    "start": "u4", "end": "u4", "weight": "f4",
+    # a medium: the letter of its kind; images that a video is made of; tokens that hold its features; the size
+    # of its picture; steps that change it; samples of a sound
+    "kind": "u1", "num_images": "u2", "num_features": "u4", "width": "u4", "height": "u4", "num_steps": "u1",
+    "num_samples": "u4",
+    # a step: its place among the operations; the size afterwards
+    "operation": "u1", "new_width": "u4", "new_height": "u4",
+    # a video: its chosen frames, all its frames, frames a second; and a chosen frame
+    "num_frames": "u4", "num_in_source": "f8", "fps": "f8", "frame": "u4",
+}  # fmt: skip
+_STORED_TYPES = {name: np.dtype(kind).newbyteorder("<") for name, kind in COLUMN_TYPES.items()}
+_HEADER_BYTES = len(MAGIC) + 4 * len(COLUMN_TYPES)
+
+
+class TokensDamaged(ValueError):
+    """Raised if the tokens of a pack are damaged, cut, or in another format."""
+
+
+@dataclass(frozen=True)
+class PackTokens:
+    """The columns of a pack's tokens, by name: see `COLUMN_TYPES`; an absent column is empty."""
+
+    columns: Mapping[str, Array]
+
+    def __getitem__(self, name: str) -> Array:
+        column = self.columns.get(name)
+        return np.zeros(0, COLUMN_TYPES[name]) if column is None else column
+
+    def entries(self, name: str, number: int, default: float = 0) -> Array:
+        """Return the `number` entries of a column; if the column is empty, `number` times its default.
+
+        Raises:
+            TokensDamaged: the column has another number of entries.
+        """
+        column = self[name]
+        if len(column) not in (0, number):
+            raise TokensDamaged(f"{len(column)} entries of {name}, and {number} are needed")
+        return column if len(column) else np.full(number, default, COLUMN_TYPES[name])
+
+    @property
+    def ids(self) -> npt.NDArray[np.int64]:
+        """The ids of all members, one behind the other: int64 [tokens]."""
+        low, planes = self["low"], self["high"]
+        ids, high = low.astype(np.int64), np.zeros(len(low), np.uint16)
+        for bit, plane in enumerate(planes.reshape(-1, -(-len(low) // 8)) if len(planes) else ()):
+            high |= np.left_shift(np.unpackbits(plane, count=len(low)), bit, dtype=np.uint16)
+        ids |= np.left_shift(high, 16, dtype=np.int64)
+        if not len(self["repeated"]):
+            return ids
+        times = np.ones(len(ids), np.int64)
+        times[self["repeated"]] += self["num_more"]
+        return np.repeat(ids, times)
+
+    def to_bytes(self) -> bytes:
+        """Return the bytes of the pack's file `tokens`."""
+        columns = [self.columns.get(name, ()) for name in COLUMN_TYPES]
+        counts = np.array([*map(len, columns)], "<u4")
+        named = zip(columns, COLUMN_TYPES.values(), strict=True)
+        data = [np.ascontiguousarray(column, f"<{kind}").tobytes() for column, kind in named if len(column)]
+        return b"".join([MAGIC, counts.tobytes(), *data])
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "PackTokens":
+        """Read the bytes that `to_bytes` made.
+
+        Raises:
+            TokensDamaged: the data are cut, too long, or in another format.
+        """
+        if data[: len(MAGIC)] != MAGIC or len(data) < _HEADER_BYTES:
+            raise TokensDamaged(f"no tokens of format 3 ({len(data)} bytes that begin with {data[:4]!r}): pack again")
+        counts = np.frombuffer(data, "<u4", len(COLUMN_TYPES), len(MAGIC)).tolist()
+        sizes = [count * kind.itemsize for count, kind in zip(counts, _STORED_TYPES.values(), strict=True)]
+        if _HEADER_BYTES + sum(sizes) != len(data):
+            raise TokensDamaged(
+                f"tokens of {_HEADER_BYTES + sum(sizes):,} bytes by their header, and {len(data):,} are there"
+            )
+        columns, place = {}, _HEADER_BYTES
+        for (name, kind), count, size in zip(_STORED_TYPES.items(), counts, sizes, strict=True):
+            if count:
+                columns[name] = np.frombuffer(data, kind, count, place)
+            place += size
+        return cls(columns)
+
+
+def read_tokens(data: bytes, meta: Mapping[str, Any]) -> PackTokens:
+    """Read the tokens of a pack, and compare their checksum.
+
+    Args:
+        meta: `_meta` of the pack's JSON; without a checksum there, none is compared.
+
+    Raises:
+        TokensDamaged: the bytes are not those that were written.
+    """
+    tokens = PackTokens.from_bytes(data)
+    if (checksum := meta.get(CHECKSUM_FIELD)) not in (None, crc32(data)):
+        raise TokensDamaged(f"tokens with the checksum {crc32(data)}, and {checksum} when they were written")
+    return tokens
 
 
 def members_of(pack: PackTokens) -> list[MemberTokens]:

@@ -11,12 +11,12 @@ The prompt is all before the last answer; only that answer is trained.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from energon_pack.samples.answers import is_empty_answer
 from energon_pack.samples.cut import CHOSEN, REJECTED, Cut
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import Message
 from energon_pack.samples.settings import ReadSettings, Take
 from energon_pack.samples.skip import Reason, Skip
+from energon_pack.samples.turns import is_empty_answer
 from energon_pack.samples.weights import has_weight, sample_weight, turn_weight
 
 

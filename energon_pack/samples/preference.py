@@ -11,13 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from energon_pack.samples.dialects.pairs import turn, turns_of_pair, without_pair_keys
-from energon_pack.samples.hint import Hint
-from energon_pack.samples.roles import ANSWER_ROLES
 from energon_pack.samples.sample import ARGUMENT_KEYS, CONTENT_KEYS, ROLE_KEYS, THOUGHT_KEYS, Message
 from energon_pack.samples.settings import Take
-from energon_pack.samples.skip import Reason, Skip, key_of_synonyms, value_of_synonyms
+from energon_pack.samples.skip import Hint, Reason, Skip, key_of_synonyms, value_of_synonyms
+from energon_pack.samples.turns import ANSWER_ROLES, CALL_ROLES, holders_of_keys, json_or_none, written_calls
 from energon_pack.samples.weights import PART_WEIGHTS, TURN_WEIGHT_KEYS
-from energon_pack.samples.written_calls import CALL_ROLES, holders_of_keys, json_or_none, written_calls
 
 _REJECTED_KEYS = frozenset(("rejected_response", "rejected_messages", "rejected_images"))
 #: OpenAI's names → ours

@@ -15,16 +15,14 @@ from energon_pack.samples.dialects.pictures import media_name_in, with_checked_t
 from energon_pack.samples.dialects.rewrite import rewrite_record
 from energon_pack.samples.dialects.table import fitting_reading, no_conversation_skip
 from energon_pack.samples.documents import DOCUMENT, document_of_answer, is_document
-from energon_pack.samples.frame_lists import frame_lists_as_images, frame_parts
-from energon_pack.samples.joined_turns import check_part_weights, joined_calls
+from energon_pack.samples.frames import frame_lists_as_images, frame_parts
 from energon_pack.samples.keys import similar_key_hint, unknown_keys, without_synonyms
 from energon_pack.samples.lost_media import empty_media_keys
 from energon_pack.samples.media.kinds import KINDS, MEDIA_TYPES, PART_TYPES, VIDEO, kind_by_extension
 from energon_pack.samples.media.medium import SETTING_KEYS
-from energon_pack.samples.nulls import without_nulls_in_tool_calls
 from energon_pack.samples.placeholders import flat_content, media_type_of_parts
 from energon_pack.samples.preference import PREFERENCE_KEYS, with_rejected_as_chosen, without_rejected_answer
-from energon_pack.samples.roles import ROLES
+from energon_pack.samples.raw_json import without_nulls_in_tool_calls
 from energon_pack.samples.sample import CONTENT_KEYS, MESSAGE_KEYS, REASONING_KEYS, ROLE_KEYS, Message
 from energon_pack.samples.settings import Frames, ReadSettings, SampleType, ToolsAs
 from energon_pack.samples.skip import Reason, Skip, key_of_synonyms, value_of_synonyms
@@ -36,8 +34,8 @@ from energon_pack.samples.tool_calls import (
     with_calls_from_content,
     with_tool_calls,
 )
+from energon_pack.samples.turns import CALL_ROLES, ROLES, check_part_weights, joined_calls
 from energon_pack.samples.weights import PART_WEIGHTS
-from energon_pack.samples.written_calls import CALL_ROLES
 
 _MEDIA_LISTING_KEYS = ("name", "media_files")
 _MEDIUM_NAME_KEYS = (*PART_TYPES, "path", "url", "source")  # of a content part
@@ -241,7 +239,7 @@ def _normalized_turns(message: Any, index: int) -> list[Message]:
         if any(isinstance(part, dict) and part.get("type") in TOOL_PART_TYPES for part in content):
             return [_with_content(turn, index) for turn in turns_of_parts(normal, index)]
         return [_with_content(normal, index)]
-    is_blank = role == "assistant" and content_key in message  # an empty answer, as `samples.answers` says
+    is_blank = role == "assistant" and content_key in message  # an empty answer, as `samples.turns` says
     if content is None and (is_blank or normal.get("tool_calls") or any(map(normal.get, REASONING_KEYS))):
         normal["content"] = ""
     elif not isinstance(content, str):

@@ -15,20 +15,20 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from energon_pack.samples.joined_turns import part_weights_with_calls_as_text
 from energon_pack.samples.keys import is_harmless_in_call, is_unknown_in_call, unread_items_of_call, without_synonyms
 from energon_pack.samples.raw_json import parse_json_or_skip
 from energon_pack.samples.sample import ARGUMENT_KEYS, REASONING_KEYS, Message
 from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
-from energon_pack.samples.weights import TURN_WEIGHT_KEYS
-from energon_pack.samples.written_calls import (
+from energon_pack.samples.turns import (
     VALUE_KEYS,
     has_argument_key,
     holders_of_keys,
     is_call,
     json_or_none,
+    part_weights_with_calls_as_text,
     text_and_calls,
 )
+from energon_pack.samples.weights import TURN_WEIGHT_KEYS
 
 #: types of content parts that are no text: calls, their results, thoughts
 TOOL_PART_TYPES = ("tool_use", "tool_call", "tool_result", "thinking", "reasoning")

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from energon_pack.samples.dialects.pictures import names_file
 from energon_pack.samples.dialects.rewrite import parsed_text
 from energon_pack.samples.documents import is_document
-from energon_pack.samples.hint import Hint
 from energon_pack.samples.keys import (
     CALL_PREFIX,
     is_known_sample_key,
@@ -27,7 +26,7 @@ from energon_pack.samples.media.kinds import KINDS, PART_TYPES, kind_by_extensio
 from energon_pack.samples.placeholders import num_text_placeholders
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import MESSAGE_KEYS
-from energon_pack.samples.skip import Reason, Skip
+from energon_pack.samples.skip import Hint, Reason, Skip
 
 _MAX_NAME_CHARACTERS = 1024  # most characters of a path
 #: a part of a path that no file system takes, an end of a line, an extension alone ("to .jpg"): such a text is no name

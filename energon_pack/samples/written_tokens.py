@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_pack.samples.media.kinds import KINDS
-from energon_pack.samples.tokens import OPERATIONS, JoinedTokens, MemberTokens
-from energon_pack.samples.tokens_part import COLUMN_TYPES, Array, PackTokens
+from energon_pack.samples.member import OPERATIONS, JoinedTokens, MemberTokens
+from energon_pack.samples.pack_tokens import COLUMN_TYPES, Array, PackTokens
 
 #: an id is kept once if it comes at least so often in a row
 _MIN_REPEATS = 4

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from energon_pack.errors import PackError, format_bytes, one_line
-from energon_pack.run.expansion_bounds import BoundExceeded, bounded
-from energon_pack.run.lru_cache import LruCache
+from energon_pack.run.bounded_memory import LruCache
+from energon_pack.run.plain_data import BoundExceeded, bounded
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.named_bytes import json_with_media_names, medium_bytes, value_at
 from energon_pack.sources.open_tables import (

@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 
 from energon_pack.errors import PackError, format_bytes
+from energon_pack.run.bounded_memory import LruCache
 from energon_pack.run.files import digest_of_rest
-from energon_pack.run.lru_cache import LruCache
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.jsonl.line_index import BYTE_ORDER_MARK, NUL_DAMAGE, make_index_table

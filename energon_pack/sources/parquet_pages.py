@@ -12,8 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from energon_pack.samples.bytes import Bytes
-from energon_pack.sources.page_content import PageBytes, SnappyPage, content_of
-from energon_pack.sources.parquet_footer import ColumnChunk, read_struct, read_varint
+from energon_pack.sources.parquet_bytes import ColumnChunk, PageBytes, SnappyPage, content_of, read_struct, read_varint
 
 #: the step of a path that leads into each element of a list
 EACH_ELEMENT: Final = object()

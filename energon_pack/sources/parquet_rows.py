@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from energon_pack.errors import PackError, format_bytes, one_line
-from energon_pack.run.expansion_bounds import BoundExceeded, bounded
-from energon_pack.run.lru_cache import LruCache
+from energon_pack.run.bounded_memory import LruCache
+from energon_pack.run.plain_data import BoundExceeded, bounded
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.named_bytes import json_with_media_names, medium_at
@@ -32,7 +32,7 @@ from energon_pack.sources.open_tables import (
     find_row,
     row_and_way,
 )
-from energon_pack.sources.parquet_footer import ColumnChunk, read_chunks
+from energon_pack.sources.parquet_bytes import ColumnChunk, read_chunks
 from energon_pack.sources.parquet_pages import (
     EACH_ELEMENT,
     BytesColumn,

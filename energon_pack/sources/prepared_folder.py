@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 from braceexpand import braceexpand
 
 from energon_pack.errors import PackError
-from energon_pack.run.expansion_bounds import BoundExceeded, bounded
 from energon_pack.run.files import META_FOLDER
-from energon_pack.run.plain_data import parse_json, parse_yaml
+from energon_pack.run.plain_data import BoundExceeded, bounded, parse_json, parse_yaml
 from energon_pack.sources.storage import absolute, folder_of, read_whole
 
 _MAX_NAMES_BYTES, _MAX_NAMES_SECONDS = 1 << 30, 60.0  # what the names of a split may take: bytes, seconds of the CPU

@@ -11,14 +11,13 @@ from energon_pack.errors import PackError
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import AnyPart, Part
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources.blockwise import max_ahead_bytes
-from energon_pack.sources.media_containers import OpenFiles, open_medium, split_file_and_key
-from energon_pack.sources.media_map import why_missing
+from energon_pack.sources.media_paths import OpenFiles, open_medium, split_file_and_key, why_missing
 from energon_pack.sources.referenced_media import ends_of
-from energon_pack.sources.rows import MeasuredRow, SampleRow
 from energon_pack.sources.shard import Shard
+from energon_pack.sources.source_file import MeasuredRow, SampleRow
 from energon_pack.sources.storage import File, FileState, read_ahead
 from energon_pack.sources.storage import state_of as state_of_file
+from energon_pack.sources.store_objects import max_ahead_bytes
 
 #: Raise this number when the same shard gets another index.
 INDEX_VERSION = 12

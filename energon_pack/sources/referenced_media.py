@@ -13,7 +13,7 @@ from energon_pack.run.address import bucket_of
 from energon_pack.samples.bytes import ByteRange, Bytes
 from energon_pack.samples.parts import Reference
 from energon_pack.samples.skip import Skip
-from energon_pack.sources.media_containers import OpenFiles, joined_name
+from energon_pack.sources.media_paths import OpenFiles, joined_name
 from energon_pack.sources.storage import File, path_in
 from energon_pack.sources.tar import BLOCK
 from energon_pack.sources.tar_member import member_at, name_and_size

@@ -24,7 +24,7 @@ from energon_pack.samples.cut import (
     media_indices_of_part,
     messages_of_part,
 )
-from energon_pack.samples.frame_times import load_patch_positions, with_times_in_text
+from energon_pack.samples.frames import load_patch_positions, with_times_in_text
 from energon_pack.samples.hints import without_useless_hint
 from energon_pack.samples.media.kinds import KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
@@ -40,9 +40,9 @@ from energon_pack.samples.settings import MissingMedia, ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.unread_media import media_file_names, refuse_unread_media, unread_media_skip
 from energon_pack.sources.reader import Reader
-from energon_pack.sources.rows import IndexRow, MeasuredRow, SampleRow
 from energon_pack.sources.sample_ratio import source_key
 from energon_pack.sources.shard import Shard, TarShard
+from energon_pack.sources.source_file import IndexRow, MeasuredRow, SampleRow
 
 
 def read_sample(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSettings) -> ReadSample:

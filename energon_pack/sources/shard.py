@@ -19,15 +19,14 @@ from energon_pack.samples.record import Record, parse_record
 from energon_pack.samples.sample import AnyPart, Part
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources import wds
-from energon_pack.sources.field_map import FieldMap
 from energon_pack.sources.jsonl import line_index
-from energon_pack.sources.jsonl.coco import with_coco_image_name
-from energon_pack.sources.media_containers import joined_name
+from energon_pack.sources.jsonl.dialects import with_coco_image_name
+from energon_pack.sources.media_paths import joined_name
 from energon_pack.sources.named_bytes import may_have_base64, replace_media_by_names
+from energon_pack.sources.part_names import FieldMap
 from energon_pack.sources.row_shard import RowShard
-from energon_pack.sources.rows import SampleRow
 from energon_pack.sources.settings import Format
-from energon_pack.sources.source_file import LookUp, SourceFile, relative_path
+from energon_pack.sources.source_file import LookUp, SampleRow, SourceFile, relative_path
 from energon_pack.sources.storage import File, folder_of
 from energon_pack.sources.tar import BLOCK
 

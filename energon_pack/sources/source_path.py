@@ -20,8 +20,6 @@ from energon_pack.run.console import say
 from energon_pack.run.load_by_name import load_entry_point
 from energon_pack.samples.media.kinds import MEDIA_EXTENSIONS
 from energon_pack.samples.settings import ReadSettings
-from energon_pack.sources.entry_settings import EntrySettings, read_entry_settings
-from energon_pack.sources.field_map import read_field_map
 from energon_pack.sources.find import (
     JSON_FILE,
     FileFinder,
@@ -31,18 +29,32 @@ from energon_pack.sources.find import (
     json_files,
     table_hint,
 )
-from energon_pack.sources.jsonl.row_files import RowFileFinder, without_extensions, without_ledgers_and_sidecars
-from energon_pack.sources.mixture import Entry, Mixture, check_entries, read_entries_of_config
+from energon_pack.sources.jsonl.row_files import (
+    RowFileFinder,
+    TableFinder,
+    is_parquet,
+    say_left_out,
+    tables_in,
+    without_extensions,
+    without_ledgers_and_sidecars,
+)
+from energon_pack.sources.mixture import (
+    Entry,
+    EntrySettings,
+    Mixture,
+    check_entries,
+    read_entries_of_config,
+    read_entry_settings,
+)
 from energon_pack.sources.mixture_spellings import read_mixture_entries
 from energon_pack.sources.pack_shard import with_pack_shards
+from energon_pack.sources.part_names import read_field_map
 from energon_pack.sources.prepared_folder import SplitSelection
-from energon_pack.sources.row_shard import RowShard
+from energon_pack.sources.row_shard import RowShard, TableShard
 from energon_pack.sources.sample_ratio import TakenRows
 from energon_pack.sources.settings import Format, SourceConfig
 from energon_pack.sources.shard import JsonlShard, Shard, TarShard
 from energon_pack.sources.storage import folder_of, real_path, resolve_source_entry, walk
-from energon_pack.sources.table_files import TableFinder, is_parquet, say_left_out, tables_in
-from energon_pack.sources.table_shard import TableShard
 
 _MEDIA_FILE = re.compile(rf"(?i)\.({'|'.join(MEDIA_EXTENSIONS)})$")
 _LMDB_FILE = re.compile(r"(?i)(\.lmdb|data\.mdb)$")

@@ -113,7 +113,7 @@ class ObjectStoreFile(File):
 
     def __init__(self, address: str, state: FileState):
         super().__init__(state)
-        from energon_pack.sources.blockwise import BlockwiseReader
+        from energon_pack.sources.store_objects import BlockwiseReader
 
         self.blocks = BlockwiseReader(address, *state)
 
@@ -126,9 +126,9 @@ class ObjectStoreFile(File):
 def read_ahead(ranges_of: Sequence[tuple[File, Sequence[tuple[int, int]]]]) -> None:
     """Request (offset, size) ranges of files on object stores before they are read; local files need no request."""
     if objects := [(file.blocks, ranges) for file, ranges in ranges_of if isinstance(file, ObjectStoreFile)]:
-        from energon_pack.sources import blockwise
+        from energon_pack.sources import store_objects
 
-        blockwise.read_ahead(objects)
+        store_objects.read_ahead(objects)
 
 
 def open_file(path: str | os.PathLike[str], expected: FileState | None = None) -> File:
@@ -158,9 +158,9 @@ def open_file(path: str | os.PathLike[str], expected: FileState | None = None) -
 def state_of(path: str) -> FileState | None:
     """Return size and version of a file as it is now; None: it is no regular file."""
     if is_address(path):
-        from energon_pack.sources import store_listing
+        from energon_pack.sources import store_objects
 
-        return FileState(*store_listing.state_of(path))
+        return FileState(*store_objects.state_of(path))
     return _state(os.stat(path))
 
 
@@ -229,9 +229,9 @@ class ResolvedEntry(NamedTuple):
 def resolve_source_entry(entry: str) -> ResolvedEntry:
     """Resolve an entry of `source.path`: a folder, a file, a glob, or an address; PackError: it does not exist."""
     if is_address(entry):
-        from energon_pack.sources import store_listing
+        from energon_pack.sources import store_objects
 
-        return ResolvedEntry(*store_listing.resolve_address(entry))
+        return ResolvedEntry(*store_objects.resolve_address(entry))
     if os.path.isdir(entry):
         return ResolvedEntry(entry, [entry], [])
     if os.path.isfile(entry):
@@ -247,9 +247,9 @@ def resolve_source_entry(entry: str) -> ResolvedEntry:
 def walk(folder: str, pattern: re.Pattern[str]) -> list[str]:
     """Return the paths of files in a folder and its subfolders whose names match, without hidden ones (`.name`)."""
     if is_address(folder):
-        from energon_pack.sources import store_listing
+        from energon_pack.sources import store_objects
 
-        return store_listing.walk(folder, pattern)
+        return store_objects.walk(folder, pattern)
     return [
         os.path.join(here, name)
         for here, files, first in walk_subfolders(folder)
@@ -286,10 +286,10 @@ def list_folder(folder: str, below: Collection[str] = ()) -> dict[str, FileState
     `below`: the names of subfolders whose files are listed in place of the subfolder.
     """
     if is_address(folder):
-        from energon_pack.sources import store_listing
+        from energon_pack.sources import store_objects
 
         return {
-            name: FileState(*one) if one else None for name, one in store_listing.list_folder(folder, below).items()
+            name: FileState(*one) if one else None for name, one in store_objects.list_folder(folder, below).items()
         }
     states: dict[str, FileState | None] = {}
     for inner in ("", *below):

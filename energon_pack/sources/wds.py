@@ -13,13 +13,12 @@ import pyarrow as pa
 
 from energon_pack.samples.documents import document_of
 from energon_pack.samples.preference import not_a_pair_skip
-from energon_pack.samples.raw_json import load_json
+from energon_pack.samples.raw_json import load_json, map_record
 from energon_pack.samples.record import Record, caption_record, parse_record
 from energon_pack.samples.settings import ReadSettings, SampleType
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.samples.user_map import map_record
-from energon_pack.sources.dotted_keys import DottedFile, DottedKeyFinder, Member, dotted_key_message
 from energon_pack.sources.other_formats import open_refusing_compressed
+from energon_pack.sources.part_names import DottedFile, DottedKeyFinder, Member, dotted_key_message
 from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import NO_DATA, TarScan
 

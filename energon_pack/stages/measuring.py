@@ -14,19 +14,18 @@ from energon_pack.lengths.drawn_videos import remeasure_miscounted_videos
 from energon_pack.lengths.index import IndexedShard, first_samples, index_shards
 from energon_pack.lengths.measure import KEY_PREFIX, measure_rows, measure_shards, with_trusted_engine
 from energon_pack.lengths.method import Method, build_method
-from energon_pack.plan.expand import expand_conversations
+from energon_pack.plan.expand import expand_conversations, measure_sides
 from energon_pack.plan.items import Lengths
-from energon_pack.plan.pairs import measure_sides
+from energon_pack.run.bounded_memory import Scratch
 from energon_pack.run.console import say
-from energon_pack.run.scratch_arrays import Scratch
-from energon_pack.run.work_parts import EqualSpans, WorkPart
+from energon_pack.run.executors import EqualSpans, WorkPart
 from energon_pack.run.workshop import Workshop
 from energon_pack.sources.find import Source
-from energon_pack.sources.media_map import MediaMap, mapped_name
+from energon_pack.sources.media_paths import MediaMap, mapped_name
 from energon_pack.sources.mixture import Mixture
 from energon_pack.sources.shard import Shard
 from energon_pack.templates.families.rules import MediaRules
-from energon_pack.templates.folder import find_or_download_folder
+from energon_pack.templates.full_processor import find_or_download_folder
 from energon_pack.templates.processor import media_rules_of
 
 

@@ -21,7 +21,7 @@ from energon_pack.run.workshop import Mirror, Workshop
 from energon_pack.sources.demo import NUM_SAMPLES, make_demo
 from energon_pack.sources.find import Source
 from energon_pack.sources.source_path import find_source
-from energon_pack.templates.folder import refuse_missing_folder
+from energon_pack.templates.full_processor import refuse_missing_folder
 from energon_pack.templates.settings import overridden_labels
 
 _MAX_CHECKED_FOLDERS = 32  # folders of the source that each worker checks

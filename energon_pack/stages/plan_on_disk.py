@@ -27,16 +27,16 @@ from energon_pack.config.stage_settings import PlanSettings, ShardSettings
 from energon_pack.dataset.destination import PlanMissing
 from energon_pack.dataset.files import PLAN
 from energon_pack.dataset.in_folder import DatasetInFolder
-from energon_pack.dataset.publish_limits import refuse_unpublishable_plan
+from energon_pack.dataset.ledger import refuse_unpublishable_plan
 from energon_pack.dataset.shards import ShardJob
 from energon_pack.dataset.staging_files import ABOUT_FILE, JOBS_FOLDER
 from energon_pack.errors import PackError, amount
 from energon_pack.lengths.measure import LengthsWrong, cache_keys_of, forget_lengths
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.console import say
+from energon_pack.run.executors import EqualSpans, WorkPart
 from energon_pack.run.executors.admission import package_versions, why_other_packages
 from energon_pack.run.files import write_whole
-from energon_pack.run.work_parts import EqualSpans, WorkPart
 from energon_pack.run.workshop import Workshop
 from energon_pack.sources.find import Source
 from energon_pack.sources.reader import SourceChanged

@@ -7,19 +7,17 @@ from typing import Any
 
 from energon_pack.config.naming import shards_identity
 from energon_pack.config.stage_settings import PlanSettings
-from energon_pack.lengths.changed_media import refuse_changed_media
 from energon_pack.lengths.measure import MeasuredShard, dropping_wrong_lengths
 from energon_pack.lengths.method import Method
+from energon_pack.lengths.same_media import refuse_changed_media
 from energon_pack.plan.epoch_draws import apply_epochs_and_mixture
-from energon_pack.plan.expand import count_expansion
+from energon_pack.plan.expand import count_expansion, fitting_pairs
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.overlong import check_overlong, cut_overlong
-from energon_pack.plan.packs import PackPlan
-from energon_pack.plan.pairs import fitting_pairs
+from energon_pack.plan.packs import PackPlan, ShardPlan, plan_shards
 from energon_pack.plan.plan import check_media_fit_sample_type, check_splits, plan_packs, share_beginnings
 from energon_pack.plan.report import Report, summarize
 from energon_pack.plan.settings import CUTTING_POLICIES
-from energon_pack.plan.shard_plan import ShardPlan, plan_shards
 from energon_pack.run.workshop import Workshop
 from energon_pack.stages.measuring import Measured
 from energon_pack.steps.cost import CostModel, cost_model_or_default

@@ -1,43 +1,111 @@
-"""The last stage: write metadata and page, run the checks, and give the dataset its name."""
+"""The last stage: write metadata and page, run the checks, give the dataset its name, and show the results."""
 
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from energon_pack.config import OutputConfig
 from energon_pack.config.output_dir import OutputPlace
+from energon_pack.config.stage_settings import PublishSettings
 from energon_pack.dataset.destination import refuse_changed_yamls
 from energon_pack.dataset.energon import dataset_yamls, manifest_of, write_metadata
 from energon_pack.dataset.energon_check import check_job_of as check_job
 from energon_pack.dataset.energon_check import check_readable, refuse_unplanned_counts
-from energon_pack.dataset.files import LEDGER, PAGE, PlanFile
+from energon_pack.dataset.files import LEDGER, MEDIA_SUMS_FILE, PAGE, PlanFile, joined_checksums
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.in_folder import DatasetInFolder
+from energon_pack.dataset.ledger import (
+    ledger_entries,
+    ledger_of_unpublished,
+    page_of_unpublished,
+    read_ledger,
+    refuse_to_publish,
+    refuse_unpublishable_plan,
+    why_too_much_bad_data,
+)
 from energon_pack.dataset.manifest import HASHED_FILES, MANIFEST, PACK_TOTALS_FILE, PROCESSOR_FOLDER, REPORT, hash_of
-from energon_pack.dataset.media_sums import MEDIA_SUMS_FILE, joined_checksums
-from energon_pack.dataset.plan_counts import totals_of_written_plan
+from energon_pack.dataset.plan_file import totals_of_written_plan
 from energon_pack.dataset.shards import ShardJob
-from energon_pack.dataset.skipped_file import read_ledger
-from energon_pack.errors import PackError, amount
+from energon_pack.errors import PackError, SamplesLost, amount
 from energon_pack.lengths.audit import AuditResult
 from energon_pack.lengths.measure import dropping_wrong_lengths, refuse_changed_shards
-from energon_pack.plan.report import RunFacts
-from energon_pack.report.run_report import RunPageWriter
-from energon_pack.report.terminal_summary import print_stages
+from energon_pack.plan.pack_lengths import try_pack_lengths
+from energon_pack.plan.packs import empty_plan
+from energon_pack.plan.report import Report, RunFacts
+from energon_pack.report.pages.html import Remark
+from energon_pack.report.run_report import PageSummary, RunPageWriter
+from energon_pack.report.terminal_summary import print_choices, print_stages
+from energon_pack.report.which_length import lengths_to_try_if_unset
 from energon_pack.run.console import say
-from energon_pack.run.files import META_FOLDER, write_whole
+from energon_pack.run.files import META_FOLDER, naming_full_disk, write_whole
 from energon_pack.run.progress import Progress
 from energon_pack.run.workshop import Workshop
 from energon_pack.samples.input_rules import INPUTS_FILE, TRIAL_FILE, InputRules
-from energon_pack.stages.pages import print_remarks
+from energon_pack.stages.measuring import Measured
 from energon_pack.stages.places import Places
 from energon_pack.stages.planning import Planned, check_media_files_unchanged
 from energon_pack.stages.writing import Written
-from energon_pack.templates.folder import small_files
+from energon_pack.templates.full_processor import small_files
+
+
+def try_pack_lens(
+    measured: Measured, page: RunPageWriter, path: Path, settings: PublishSettings, workshop: Workshop
+) -> dict[str, Any]:
+    """Print and write what packs of each length would drop and fill: the end of `stage=lengths`; return the figures.
+
+    `path`: of the page.
+    """
+    packing = settings.packing
+    with workshop.timed("plan"):
+        lens = lengths_to_try_if_unset(settings.tried_lens, packing, measured.lengths.items, page.max_positions)
+        choices = try_pack_lengths(measured.lengths, packing, lens, page.max_positions)
+        page.add_choices(choices.lens)
+    print_choices(choices, page.advice(choices.lens))
+    refusal = why_too_much_bad_data(choices, settings.max_skipped)
+    skipped = ledger_entries(measured.lengths, empty_plan(measured.lengths.items), packing)
+    write_page(path, page, skipped, refusal)
+    refuse_unpublishable_plan(refusal, path, choices)
+    return choices.to_json()
+
+
+def write_page(path: Path, page: RunPageWriter, skipped: Iterable[Mapping[str, Any]], refusal: str | None) -> None:
+    """Write the page of a stage that publishes no dataset; `refusal`: why none could be published, or None."""
+    with naming_full_disk("output.dir", path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _print_page_summary(page.write(path, skipped, failed=refusal))
+    say(f"see it: {path}")
+
+
+def write_page_and_raise(final: Path, page: RunPageWriter, refusal: str, report: Report, skipped: Path) -> NoReturn:
+    """Write the page of a run that publishes nothing, and keep its ledger (`skipped`); raises SamplesLost.
+
+    `final`: the folder that the dataset would be in.
+    """
+    if not report.samples_in:
+        raise SamplesLost(f"{refusal}: nothing is published")
+    kept = ledger_of_unpublished(final)
+    _print_page_summary(
+        page.write(page_of_unpublished(final, PAGE), read_ledger(skipped), ledger_name=kept.name, failed=refusal)
+    )
+    refuse_to_publish(refusal, skipped, final, report)
+
+
+def print_remarks(wrong: Iterable[Remark]) -> None:
+    """Print a line for each remark about something that looks wrong."""
+    for remark in wrong:
+        say(f"wrong: {remark.what}: {remark.why}; {remark.knob}")
+
+
+def _print_page_summary(seen: PageSummary) -> None:
+    """Print examples of skipped samples, if the run publishes no ledger of them; then the remarks that are errors."""
+    for reason, entries in seen.examples.items():
+        say(f"first {reason}: {entries[0]['sample_id']}: {entries[0]['detail']}")
+    print_remarks(seen.wrong)
+
 
 #: ends of the names of files that only weights, chats or code need
 _UNUSED_FILE_ENDS = (".index.json", ".jinja", ".py", "chat_template.json", "generation_config.json")
@@ -160,7 +228,7 @@ def _run_facts(
 
 
 def _write_input_rules(folder: Path, template_folder: str) -> None:
-    """Write the files that `dataset.kept_inputs` reads: rules, test samples, and the processor if it takes media."""
+    """Write the files that `dataset.manifest` reads: rules, test samples, and the processor if it takes media."""
     rules = InputRules.load(Path(template_folder))
     meta, of_processor = folder / META_FOLDER, Path(rules.folder)
     every = [path for path in small_files(of_processor) if path.parent == of_processor]

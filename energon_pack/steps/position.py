@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from energon_pack.errors import PackError, one_line
-from energon_pack.run.lru_cache import LruCache
+from energon_pack.run.bounded_memory import LruCache
 from energon_pack.run.seeded_random import Ints, random_keys
 from energon_pack.steps.topology import Topology, reading_order
 

@@ -19,17 +19,20 @@ from energon_pack.samples.skip import Skip
 from energon_pack.templates.chat.renderer import Renderer
 from energon_pack.templates.families import ASKING_FAMILIES, FAMILIES, family_of
 from energon_pack.templates.families.rules import MediaRules, ProcessorSettings
-from energon_pack.templates.folder import files_state, has_media_processor, processor_class, settings_in
 from energon_pack.templates.full_processor import (
+    files_state,
     full_processor,
+    has_media_processor,
     prepare_torchvision,
+    processor_class,
     quiet_transformers,
+    settings_in,
 )
 from energon_pack.templates.identity import TemplateSpec
 from energon_pack.templates.media_texts import medium_text_in_user_turn
 from energon_pack.templates.models import model_name_of
+from energon_pack.templates.pixels import parts_by_kind
 from energon_pack.templates.preprocess import image_settings, refuse_unread_limit, video_settings
-from energon_pack.templates.processor_part import parts_by_kind
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template

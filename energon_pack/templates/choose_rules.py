@@ -15,17 +15,19 @@ from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.templates.build import build
 from energon_pack.templates.families import ASKING_FAMILIES, AUTO, family_of
 from energon_pack.templates.families.rules import ProcessorSettings
-from energon_pack.templates.folder import PROCESSOR_FILES, has_media_processor, processor_class, settings_in
 from energon_pack.templates.full_processor import (
+    PROCESSOR_FILES,
     full_processor,
+    has_media_processor,
     known_processor_classes,
     model_classes_of,
+    processor_class,
     quiet_transformers,
+    settings_in,
 )
 from energon_pack.templates.identity import HEARD_VIDEOS, MIXED_MEDIA, UNEVEN_VIDEOS
 from energon_pack.templates.models import model_name_of
-from energon_pack.templates.pixels import known_settings
-from energon_pack.templates.processor_part import parts_by_kind
+from energon_pack.templates.pixels import known_settings, parts_by_kind
 from energon_pack.templates.settings import ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template
 from energon_pack.templates.trial import Trial, TrialOutcome, sample_kinds_of

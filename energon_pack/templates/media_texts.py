@@ -21,7 +21,7 @@ from energon_pack.templates.chat.text_marks import NONCHARACTERS
 from energon_pack.templates.chat.turns import CLOSE, OPEN, shared_beginning
 from energon_pack.templates.identity import TemplateSpec
 from energon_pack.templates.settings import LabelSettings
-from energon_pack.templates.tokens.added import AddedTokens
+from energon_pack.templates.tokens.pieces import AddedTokens
 
 _PROBE_TEXTS = [{"type": "text", "text": f"energon_pack_probe_{number}"} for number in range(2)]
 

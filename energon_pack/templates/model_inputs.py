@@ -28,10 +28,9 @@ from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.media.requested import with_requested_settings
-from energon_pack.samples.member import MemberInput
+from energon_pack.samples.member import LengthChangedError, MemberInput, MemberTokens
 from energon_pack.samples.placeholders import split_content
 from energon_pack.samples.skip import Skip
-from energon_pack.samples.tokens import LengthChangedError, MemberTokens
 from energon_pack.templates.families import ASKING_FAMILIES
 from energon_pack.templates.sample import Sample
 

@@ -18,13 +18,24 @@ import numpy.typing as npt
 from PIL import Image
 
 from energon_pack.samples.input_rules import SEVERAL_SIZES, InputRules
-from energon_pack.samples.media.arguments import PreparedMedia
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.prepared import apply_medium_steps, make_clip, processor_arguments
-from energon_pack.samples.tokens import MediumInput
+from energon_pack.samples.media.prepared import PreparedMedia, apply_medium_steps, make_clip, processor_arguments
+from energon_pack.samples.member import MediumInput
 from energon_pack.templates.full_processor import quiet_transformers
-from energon_pack.templates.processor_part import parts_by_kind
+
+
+def parts_by_kind(processor: Any) -> dict[str, Any]:
+    """Return by kind of media the parts that a processor has."""
+    return {kind: part for kind in KINDS if (part := processor_part(processor, kind)) is not None}
+
+
+def processor_part(processor: Any, kind: str) -> Any:
+    """Return the part of a processor for a kind of media, such as the image processor; None: it has no such part."""
+    medium = KINDS[kind]
+    held = (getattr(processor, name, None) for name in medium.parts)
+    return next((part for part in held if part is not None and medium.is_part(part)), None)
+
 
 Array = npt.NDArray[Any]
 

@@ -18,8 +18,8 @@ from energon_pack.errors import PackError
 from energon_pack.run.load_by_name import load_entry_point, load_named
 from energon_pack.samples.media.kinds import VIDEO
 from energon_pack.samples.media.medium import Media, MediumSettings
+from energon_pack.samples.member import CROP, RESIZE
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.samples.tokens import CROP, RESIZE
 from energon_pack.templates.settings import MediaConfig
 
 _EXAMPLE_FACTOR = 28  # pixels of a token's side, used only to check settings

@@ -14,9 +14,8 @@ from tokenizers import Tokenizer
 
 from energon_pack.errors import PackError
 from energon_pack.run.files import is_intact, make_once, write_whole
-from energon_pack.run.kept_folders import keep_folder, restore_kept_folder
 from energon_pack.run.plain_data import dataclass_from_plain, plain
-from energon_pack.run.user_cache import read_kept, version_of, write_kept
+from energon_pack.run.user_cache import keep_folder, read_kept, restore_kept_folder, version_of, write_kept
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import ADDED_KINDS
 from energon_pack.templates.build import build
@@ -24,11 +23,9 @@ from energon_pack.templates.chat.jinja import writes_date
 from energon_pack.templates.choose_rules import MediaRulesChoice, RejectedFamily, build_with_best_rules
 from energon_pack.templates.families import ASKING_FAMILIES, AUTO, FAMILIES
 from energon_pack.templates.families.rules import MediaRules, ProcessorSettings
-from energon_pack.templates.folder import find_or_download_folder, small_files
-from energon_pack.templates.full_processor import full_processor
-from energon_pack.templates.identity import RULES_VERSION, Identity, TemplateSpec
+from energon_pack.templates.full_processor import find_or_download_folder, full_processor, small_files
+from energon_pack.templates.identity import RULES_VERSION, Identity, TemplateSpec, labels_without_new_defaults
 from energon_pack.templates.pixels import media_settings, part_classes, settings_hash, trial_input_figures
-from energon_pack.templates.recorded_labels import labels_without_new_defaults
 from energon_pack.templates.settings import MediaConfig, ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template
 

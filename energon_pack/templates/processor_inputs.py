@@ -9,7 +9,7 @@ from typing import Any
 
 from energon_pack.samples.media.kinds import AUDIO, IMAGE
 from energon_pack.templates.families.asked_processor import patched
-from energon_pack.templates.folder import has_media_processor
+from energon_pack.templates.full_processor import has_media_processor
 from energon_pack.templates.sample import Rendered, Sample
 from energon_pack.templates.template import Template
 

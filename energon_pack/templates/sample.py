@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from energon_pack.samples.answers import NO_EMPTY_ANSWERS, EmptyAnswerCount
 from energon_pack.samples.media.kinds import AUDIO, IMAGE
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.requested import has_frame_lists, media_seen_by_model
@@ -13,6 +12,7 @@ from energon_pack.samples.placeholders import spells_placeholder, split_content
 from energon_pack.samples.sample import Message
 from energon_pack.samples.settings import ControlTokens
 from energon_pack.samples.skip import Reason, Skip
+from energon_pack.samples.turns import NO_EMPTY_ANSWERS, EmptyAnswerCount
 
 _EMPTY_DETAIL = "no answer has a text, a thought, a tool call or a medium"
 

@@ -18,16 +18,16 @@ from tokenizers import Tokenizer
 
 from energon_pack.errors import PackError
 from energon_pack.run.files import write_whole
-from energon_pack.samples.answers import NO_EMPTY_ANSWERS, count_empty_answers
 from energon_pack.samples.documents import is_document
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import AUDIO, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
+from energon_pack.samples.member import MemberTokens
 from energon_pack.samples.placeholders import split_content
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.samples.tokens import MemberTokens
-from energon_pack.templates.chat.left_out_tools import check_for_left_out_tools
+from energon_pack.samples.turns import NO_EMPTY_ANSWERS, count_empty_answers
+from energon_pack.templates.chat.dropped_words import check_for_left_out_tools
 from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.text_marks import texts_of
 from energon_pack.templates.chat.turns import CLOSE, OPEN
@@ -39,14 +39,14 @@ from energon_pack.templates.identity import (
     Identity,
     TemplateSpec,
     fingerprints_of,
+    recorded_labels,
 )
 from energon_pack.templates.media_texts import DocumentTexts, MediaTexts
 from energon_pack.templates.model_inputs import input_rules_of, tokens_of_foreign_member
 from energon_pack.templates.preparation import Preparation
-from energon_pack.templates.recorded_labels import recorded_labels
 from energon_pack.templates.sample import Rendered, Sample, Tokens, with_frame_lists_as_videos
 from energon_pack.templates.settings import Empty, LabelSettings, Think, overridden_labels
-from energon_pack.templates.tokens.added import AddedTokens
+from energon_pack.templates.tokens.pieces import AddedTokens
 from energon_pack.templates.tokens.tokenizing import Tokenizing
 
 

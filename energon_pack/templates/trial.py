@@ -10,13 +10,13 @@ import numpy as np
 from PIL import Image
 
 from energon_pack.errors import one_line
-from energon_pack.samples.media.arguments import PreparedMedia, VideoClip, media_arguments
 from energon_pack.samples.media.kinds import ADDED_KINDS, AUDIO, IMAGE, KINDS, VIDEO, describe
 from energon_pack.samples.media.medium import Media
+from energon_pack.samples.media.prepared import PreparedMedia, VideoClip, media_arguments
 from energon_pack.samples.media.requested import video_metadata_of
+from energon_pack.samples.member import MediumInput
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.skip import Skip
-from energon_pack.samples.tokens import MediumInput
 from energon_pack.templates.chat.renderer import EXAMPLE_TOOL
 from energon_pack.templates.families import ASKING_FAMILIES
 from energon_pack.templates.full_processor import full_processor, quiet_transformers

@@ -77,7 +77,7 @@ class PackedBatch(BatchWithMediaLens):
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "PackedBatch":
         """Copy the batch to a device, except tensors that kernels read on the host."""
-        from energon_pack.training.tensor_buffer import moved_together
+        from energon_pack.training.kept_memory import moved_together
 
         on_host = _HOST_KEYS.union(name for name in self if name.startswith(TOWER_PREFIX) and BOUNDARY_MARK in name)
         on_device = [value for name, value in self._tensors() if name not in on_host]
@@ -85,13 +85,13 @@ class PackedBatch(BatchWithMediaLens):
 
     def pin_memory(self) -> "PackedBatch":
         """Copy the batch into pinned memory, so that `to(…, non_blocking=True)` copies it while the GPU computes."""
-        from energon_pack.training.tensor_buffer import moved_together
+        from energon_pack.training.kept_memory import moved_together
 
         return self._with_tensors(moved_together((value for _, value in self._tensors()), Tensor.pin_memory))
 
     def in_one_buffer(self) -> "PackedBatch":
         """Return the batch with its small tensors in one buffer, so that one copy moves them all to a device."""
-        from energon_pack.training.tensor_buffer import copied_together
+        from energon_pack.training.kept_memory import copied_together
 
         return self._with_tensors(copied_together(value for _, value in self._tensors()))
 

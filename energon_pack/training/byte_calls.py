@@ -18,8 +18,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from energon_pack.samples.media.arguments import PreparedMedia
 from energon_pack.samples.media.kinds import IMAGE, VIDEO
+from energon_pack.samples.media.prepared import PreparedMedia
 from energon_pack.training.joining import Join, join
 from energon_pack.training.processor_calls import MediaProcessorCaller
 

@@ -23,7 +23,6 @@ from torch.nn.functional import pad as pad_tensor
 
 from energon_pack.training.batch import PackedBatch, total_weight, weighted_loss
 from energon_pack.training.encoded import Encoded
-from energon_pack.training.expert_routing import Routing, use_routing
 from energon_pack.training.finding import (
     BatchDifference,
     Gradients,
@@ -34,7 +33,7 @@ from energon_pack.training.finding import (
 )
 from energon_pack.training.forward_inputs import ids_or_embeddings
 from energon_pack.training.layout import IGNORE, loss_weights
-from energon_pack.training.recording import RunValues, run_and_record, without_reentrant
+from energon_pack.training.recording import Routing, RunValues, run_and_record, use_routing, without_reentrant
 from energon_pack.training.trial_inputs import PlacedSample, Probe, differentiable_copies
 
 

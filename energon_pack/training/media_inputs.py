@@ -14,9 +14,9 @@ from torch.utils.data import get_worker_info
 
 from energon_pack.run.user_cache import version_of
 from energon_pack.samples.input_rules import SAME_SIZE, SEVERAL_SIZES, VIDEOS_WITH_SOUND, InputRules
-from energon_pack.samples.media.arguments import PreparedMedia, join_media
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
-from energon_pack.samples.tokens import MediumInput
+from energon_pack.samples.media.prepared import PreparedMedia, join_media
+from energon_pack.samples.member import MediumInput
 from energon_pack.templates.full_processor import quiet_transformers
 from energon_pack.training.byte_calls import BytePixelProcessor
 from energon_pack.training.encoded import EncodedMembers

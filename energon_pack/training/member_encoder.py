@@ -14,12 +14,18 @@ from PIL import Image
 from torch import Tensor
 
 from energon_pack.samples.input_rules import BLANK_IMAGE, MODEL_PROBE, InputRules
-from energon_pack.samples.media.arguments import PreparedMedia
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, VIDEO
-from energon_pack.samples.media.prepared import apply_medium_steps, prepared_media
-from energon_pack.samples.member import NOTHING_SHARED, MemberInput, Shared, media_in_order
+from energon_pack.samples.media.prepared import PreparedMedia, apply_medium_steps, prepared_media
+from energon_pack.samples.member import (
+    NOTHING_SHARED,
+    JoinedTokens,
+    MediumInput,
+    MemberInput,
+    MemberTokens,
+    Shared,
+    media_in_order,
+)
 from energon_pack.samples.pack_reader import PackMembers
-from energon_pack.samples.tokens import JoinedTokens, MediumInput, MemberTokens
 from energon_pack.training.encoded import IGNORE, EncodedMembers, Member, Members, restarting_counts
 from energon_pack.training.encoded import Encoded as Encoded
 from energon_pack.training.joining import join

@@ -13,12 +13,11 @@ from torch.nn import Module
 
 from energon_pack.training.batch_members import MemberPlaces
 from energon_pack.training.comparison import RunOptions, compare
-from energon_pack.training.expert_routing import Routing, has_experts, use_routing
 from energon_pack.training.finding import BatchDifference, max_difference, max_or_nan, token_variation
 from energon_pack.training.kept_state import state_put_back
 from energon_pack.training.media_shares import media_inputs_in
 from energon_pack.training.model_trial import PendingForward, RunInputs
-from energon_pack.training.recording import perturbed_embeddings, run_and_record
+from energon_pack.training.recording import Routing, has_experts, perturbed_embeddings, run_and_record, use_routing
 from energon_pack.training.restored_model import full_precision, is_sharded, without_dropout
 from energon_pack.training.trial_inputs import Probe, flag_inputs, without_loss
 

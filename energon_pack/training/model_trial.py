@@ -23,10 +23,17 @@ from torch.utils.hooks import RemovableHandle
 
 from energon_pack.training.batch_members import MemberPlaces
 from energon_pack.training.comparison import AVERAGED_TOKENS
-from energon_pack.training.expert_routing import Routing, has_experts, use_routing
 from energon_pack.training.finding import BatchDifference, max_difference, max_or_nan, token_variation
 from energon_pack.training.forward_inputs import ids_or_embeddings
-from energon_pack.training.recording import hooked, perturbed_embeddings, sketch_of, token_values_of
+from energon_pack.training.recording import (
+    Routing,
+    has_experts,
+    hooked,
+    perturbed_embeddings,
+    sketch_of,
+    token_values_of,
+    use_routing,
+)
 from energon_pack.training.trial_inputs import with_all_logits, without_loss
 from energon_pack.training.tried_batch import ReplacedInputs
 

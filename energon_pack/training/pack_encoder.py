@@ -18,9 +18,8 @@ from torch.utils.data import get_worker_info
 
 from energon_pack.samples.input_rules import InputRules, max_pack_len
 from energon_pack.samples.media.kinds import IMAGE
-from energon_pack.samples.member import MemberInput
+from energon_pack.samples.member import LengthChangedError, MemberInput
 from energon_pack.samples.pack_reader import PackMembers
-from energon_pack.samples.tokens import LengthChangedError
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.encoded import BadPack, EncodedMembers, Members, TrainingPack
 from energon_pack.training.forward_inputs import refuse_missing_kernels, refuse_several_rows
@@ -67,7 +66,7 @@ def check_options(options: Mapping[str, Any], layout: str) -> None:
             raise ValueError(f"{name}={options[name]}: one of {', '.join(map(str, choices))}")
     shapes = options.get("pad_to", "longest"), options.get("pad_segments")
     if shapes != ("longest", None):
-        from energon_pack.training.fixed_shapes import check_padding_options
+        from energon_pack.training.megatron_layouts import check_padding_options
 
         check_padding_options(*shapes)
     layout = options.get("layout") or layout
@@ -155,7 +154,7 @@ class PackEncoder:
             multiple = pad_multiple(pad_to_multiple_of, made["pad_to_multiple_of"])
         self._widths: Sequence[int] = ()
         if pad_to != "longest":
-            from energon_pack.training.fixed_shapes import allowed_widths
+            from energon_pack.training.megatron_layouts import allowed_widths
 
             of_width = 1 if self.layout == "rows" else multiple  # each member is a row of its own
             self._widths = allowed_widths(pad_to, made["max_token_len"], self.max_token_len, of_width)
@@ -226,7 +225,7 @@ class PackEncoder:
                 make = {"thd": layouts.thd, "rows": layouts.one_row_per_member, "mlm": layouts.multimodal}[self.layout]
                 batch = PackedBatch(make(tokens[0], self._row_form_of(tokens)))
             if self._num_segments is not None:
-                from energon_pack.training.fixed_shapes import padded_boundaries
+                from energon_pack.training.megatron_layouts import padded_boundaries
 
                 batch |= padded_boundaries(batch, self._num_segments)
             batch.mask = self.mask

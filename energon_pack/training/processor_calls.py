@@ -13,11 +13,16 @@ from PIL import Image
 from torch import Tensor
 
 from energon_pack.samples.input_rules import InputRules
-from energon_pack.samples.media.arguments import PreparedMedia, join_media
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.prepared import apply_medium_steps, make_clip, processor_arguments
-from energon_pack.samples.tokens import MediumInput, MemberTokens
+from energon_pack.samples.media.prepared import (
+    PreparedMedia,
+    apply_medium_steps,
+    join_media,
+    make_clip,
+    processor_arguments,
+)
+from energon_pack.samples.member import MediumInput, MemberTokens
 from energon_pack.templates.full_processor import full_processor, image_processor_alone, quiet_transformers
 from energon_pack.training.joining import JoinError
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import IMAGE
-from energon_pack.templates.folder import first_setting
+from energon_pack.templates.full_processor import first_setting
 from energon_pack.training.rope import ROPE_KINDS, OwnRope, RopeRule
 
 

@@ -152,7 +152,7 @@ def _logits(model: Any, members: Sequence[Encoded]) -> Tensor:
 def _new_model(make: Any, config: Any, attention: str | None) -> Any:
     if attention == TREE_ATTENTION:  # of the text part alone
         model = _new_model(make, config, None)
-        from energon_pack.training.tree_attention import use_tree_attention
+        from energon_pack.training.tree_inputs import use_tree_attention
 
         use_tree_attention(model)
         return model

@@ -14,7 +14,6 @@ from torch.nn import Module
 from energon_pack.run.user_cache import version_of
 from energon_pack.training.batch_members import MemberPlaces, MemberSizes, member_places
 from energon_pack.training.comparison import RunOptions
-from energon_pack.training.expert_routing import has_experts
 from energon_pack.training.forward_inputs import MixingError, ids_or_embeddings, mask_kind_of, takes_rope_rows
 from energon_pack.training.guarded_calls import is_call_compiled
 from energon_pack.training.masks import PROVEN_TOWERS
@@ -38,6 +37,7 @@ from energon_pack.training.model_trial import (
     run_change,
 )
 from energon_pack.training.model_wrappers import class_of
+from energon_pack.training.recording import has_experts
 from energon_pack.training.restored_model import (
     full_precision,
     has_flat_parameters,

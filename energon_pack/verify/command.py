@@ -16,15 +16,22 @@ from pathlib import Path
 from typing import Any
 
 from energon_pack.config import MediaIn
-from energon_pack.dataset.files import LEDGER, PLAN, PlanFile, has_messages, nested_value
+from energon_pack.dataset.files import (
+    LEDGER,
+    MEDIA_SUMS_FILE,
+    PLAN,
+    PlanFile,
+    has_messages,
+    nested_value,
+    why_checksums_unusable,
+)
 from energon_pack.dataset.folder import DatasetFolder, packed_folder
 from energon_pack.dataset.manifest import MANIFEST, REPORT
-from energon_pack.dataset.media_sums import MEDIA_SUMS_FILE, why_checksums_unusable
 from energon_pack.dataset.source_media import ReferencedMediaReader
 from energon_pack.errors import PackError, amount
 from energon_pack.plan.settings import Share
 from energon_pack.plan.splits import split_shares
-from energon_pack.report.pages.rows import Rows, print_table
+from energon_pack.report.pages.html import Rows, print_table
 from energon_pack.run.command import positive_int, tool_parser
 from energon_pack.run.console import say
 from energon_pack.run.executors.local import LocalExecutor

@@ -10,11 +10,10 @@ from urllib import parse
 import numpy as np
 
 from energon_pack.dataset.energon import SAMPLE_LOADER, changed_keys, dataset_yamls, sample_loader_py
-from energon_pack.dataset.files import LEDGER, PAGE, PLAN, REQUIRED_FILES, PlanFile, nested_value
+from energon_pack.dataset.files import LEDGER, MEDIA_SUMS_FILE, PAGE, PLAN, REQUIRED_FILES, PlanFile, nested_value
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import HASHED_FILES, MANIFEST, PACK_TOTALS_FILE, PROCESSOR_FOLDER, REPORT, hash_of
-from energon_pack.dataset.media_sums import MEDIA_SUMS_FILE
-from energon_pack.dataset.pack_files import packs_in
+from energon_pack.dataset.pack_parts import packs_in
 from energon_pack.dataset.sample_class import STACK_FLAVORS
 from energon_pack.dataset.shards import shard_name_pattern
 from energon_pack.errors import PackError, quote

@@ -14,18 +14,17 @@ import numpy as np
 from energon_pack.dataset.files import PlanRow
 from energon_pack.dataset.pack_json import ParsedPack
 from energon_pack.errors import quote
-from energon_pack.plan import caps
-from energon_pack.plan.settings import Overlong
+from energon_pack.plan.settings import CAPS, Overlong, excess_text
 from energon_pack.samples.cut import SIDES, member_id, split_numbered_member_id
-from energon_pack.samples.flavors.schema import MESSAGES_FIELD
+from energon_pack.samples.flavors.base import MESSAGES_FIELD
 from energon_pack.samples.media.kinds import IMAGE, IMAGE_EXTENSIONS, KINDS, format_of
 from energon_pack.samples.media.medium import SOUND_EXTENSION_OF
+from energon_pack.samples.member import MemberTokens
+from energon_pack.samples.pack_tokens import TOKENS_PART
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import STORED_SETTINGS
 from energon_pack.samples.skip import Skip
-from energon_pack.samples.tokens import MemberTokens
-from energon_pack.samples.tokens_part import TOKENS_PART
 
 _ARRAY_MAGIC = b"\x93NUMPY"
 
@@ -180,13 +179,13 @@ def check_capacity(
         **{medium.column: [kinds.count(kind) for kinds in own_kinds] for kind, medium in KINDS.items()},
     }
     squares = [length * (length + 2 * shared_len) for length, shared_len in zip(lens, pack.shared_lens, strict=False)]
-    for cap in caps.CAPS:
+    for cap in CAPS:
         value = sum(cap.member_cost(number, multiple) for number in counts[cap.column])
         if cap.name == "max_attention_cost":
             value = sum(squares)
         name = knob if cap.name == "max_token_len" else cap.name
         if type(limit := packing.get(name)) is int and value > limit:
-            yield caps.excess_text(name, value, limit)
+            yield excess_text(name, value, limit)
 
 
 def check_fingerprint(pack: ParsedPack, expected: Any) -> Iterator[str]:

@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from energon_pack.dataset.files import PlanFile, PlanRow, PlanRowLookup
+from energon_pack.dataset.files import MediaChecksums, PlanFile, PlanRow, PlanRowLookup, open_checksums
 from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.media_sums import MediaChecksums, open_checksums
-from energon_pack.dataset.pack_files import PackFiles, packs_in
 from energon_pack.dataset.pack_json import ParsedPack, parse_pack, read_written_tokens, shard_with_referenced_media
+from energon_pack.dataset.pack_parts import PackFiles, packs_in
 from energon_pack.dataset.source_media import ReferencedMediaReader
 from energon_pack.dataset.sources import SampleReader
 from energon_pack.errors import PackError
@@ -24,9 +23,9 @@ from energon_pack.run.workshop import Workshop
 from energon_pack.samples.bytes import Bytes
 from energon_pack.samples.flavors import DEFAULT_FLAVOR
 from energon_pack.samples.flavors.base import PackedFlavor
+from energon_pack.samples.member import MemberTokens
+from energon_pack.samples.pack_tokens import TOKENS_PART, TokensDamaged
 from energon_pack.samples.settings import ReadSettings
-from energon_pack.samples.tokens import MemberTokens
-from energon_pack.samples.tokens_part import TOKENS_PART, TokensDamaged
 from energon_pack.sources.other_formats import decompress_command
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import call_counting_bytes
@@ -34,8 +33,13 @@ from energon_pack.sources.tar import TarScan
 from energon_pack.templates.processor import load_saved_template
 from energon_pack.verify import pack_checks as checks
 from energon_pack.verify.findings import Findings, name_hash
-from energon_pack.verify.media_checks import check_checksums, check_decoding, held_media
-from energon_pack.verify.members import compare_members, member_lies_within_shard
+from energon_pack.verify.members import (
+    check_checksums,
+    check_decoding,
+    compare_members,
+    held_media,
+    member_lies_within_shard,
+)
 
 #: How many packs, and bytes of packs, are checked together. The rows of the plan for all of them are held at once,
 #: and their bytes are still in memory when they are read after their headers.

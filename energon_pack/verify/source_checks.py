@@ -23,8 +23,8 @@ from energon_pack.run.address import lies_in, tidy_address
 from energon_pack.run.plain_data import dataclass_from_plain
 from energon_pack.run.stores.requests import reraising_store_errors
 from energon_pack.run.workshop import Workshop
+from energon_pack.samples.raw_json import name_with_hash
 from energon_pack.samples.settings import ReadSettings
-from energon_pack.samples.user_map import name_with_hash
 from energon_pack.sources import source_path
 from energon_pack.sources.demo import make_demo
 from energon_pack.sources.find import Source

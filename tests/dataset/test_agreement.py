@@ -15,8 +15,7 @@ from megatron.energon import WorkerConfig, get_train_dataset, get_val_dataset
 from energon_pack import PackedTaskEncoder, metadataset, order, train_arguments
 from energon_pack.dataset import agreement, encoder
 from energon_pack.dataset.encoder import pack_encoder
-from energon_pack.dataset.kept_inputs import read_kept_rules
-from energon_pack.dataset.manifest import hash_of
+from energon_pack.dataset.manifest import hash_of, read_kept_rules
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.templates import full_processor as loading

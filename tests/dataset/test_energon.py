@@ -27,7 +27,7 @@ from energon_pack.flavors import MultiMixQASample, PackedMultiMixQASample
 from energon_pack.loading import cookers, make_sample_loader
 from energon_pack.loading.task_encoder import PackedTaskEncoder
 from energon_pack.pack import pack
-from energon_pack.samples.tokens import MemberTokens
+from energon_pack.samples.member import MemberTokens
 from energon_pack.samples.written_tokens import join_member_tokens
 from support.batches import same
 from support.corruptions import cut_tokens, flip_an_id

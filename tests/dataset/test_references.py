@@ -29,7 +29,7 @@ from energon_pack.errors import PackError
 from energon_pack.loading import cookers
 from energon_pack.pack import pack
 from energon_pack.samples.flavors import PACKED_FLAVORS
-from energon_pack.samples.flavors.references import without_references
+from energon_pack.samples.flavors.base import without_references
 from energon_pack.samples.parts import Reference
 from energon_pack.sources.find import Source
 from energon_pack.sources.referenced_media import SourceMedia
@@ -496,7 +496,7 @@ def test_verify_tells_what_is_damaged(referred: Path, change_json: Callable[[Any
 
 def test_few_files_are_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A source may have a hundred thousand shards."""
-    monkeypatch.setattr("energon_pack.sources.media_containers._MAX_OPEN_FILES", 2)
+    monkeypatch.setattr("energon_pack.sources.media_paths._MAX_OPEN_FILES", 2)
     media = SourceMedia(str(tmp_path))
     for i in range(5):
         (tmp_path / f"{i}.jpg").write_bytes(bytes([i]) * 5)

@@ -27,11 +27,10 @@ from energon_pack.lengths.table_cache import RowRun, write_cache_file
 from energon_pack.loading.task_encoder import PackedTaskEncoder, inputs_of
 from energon_pack.pack import pack
 from energon_pack.plan.settings import Share
-from energon_pack.report.views.spans import vocabulary_of
+from energon_pack.report.views.view import vocabulary_of
 from energon_pack.samples.conversation import ReadSample
-from energon_pack.samples.pack_tokens import members_of
-from energon_pack.samples.tokens import MediumInput, MemberTokens, PixelStep
-from energon_pack.samples.tokens_part import CHECKSUM_FIELD, PackTokens
+from energon_pack.samples.member import MediumInput, MemberTokens, PixelStep
+from energon_pack.samples.pack_tokens import CHECKSUM_FIELD, PackTokens, members_of
 from energon_pack.samples.written_tokens import join_member_tokens
 from energon_pack.templates.model_inputs import tokens_of_foreign_member
 from energon_pack.templates.template import Template

@@ -31,8 +31,8 @@ from energon_pack.loading.task_encoder import PackedTaskEncoder
 from energon_pack.plan.note_counts import NOTES
 from energon_pack.plan.splits import SPLITS
 from energon_pack.samples.flavors import UNPACKED_FLAVOR
+from energon_pack.samples.pack_tokens import COLUMN_TYPES
 from energon_pack.samples.skip import Reason
-from energon_pack.samples.tokens_part import COLUMN_TYPES
 from energon_pack.training.layout import IGNORE
 from energon_pack.training.pack_encoder import PackEncoder
 from energon_pack.verify.findings import CHECKS

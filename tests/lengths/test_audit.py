@@ -35,8 +35,8 @@ from energon_pack.pack import pack
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.progress import Progress
 from energon_pack.run.workshop import Workshop
+from energon_pack.samples.member import MemberTokens
 from energon_pack.samples.settings import ReadSettings
-from energon_pack.samples.tokens import MemberTokens
 from energon_pack.templates.processor import prepare_template
 from energon_pack.templates.template import Template
 from support.finding import find_shards

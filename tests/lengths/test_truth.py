@@ -17,9 +17,9 @@ from energon_pack.samples.media.probe import probe_part
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.reader import Reader
-from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import read_sample
 from energon_pack.sources.shard import Shard
+from energon_pack.sources.source_file import IndexRow, rows_of
 from energon_pack.templates.families.rules import MediaRules
 from energon_pack.templates.processor import build_uncached_template
 from energon_pack.templates.sample import Sample

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
-from energon_pack.trainers.length_groups import LengthGroups, group_by_length
-from energon_pack.trainers.samplers import LengthGroupedSampler
+from energon_pack.trainers.samplers import LengthGroupedSampler, LengthGroups, group_by_length
 
 LENS = np.minimum(np.random.default_rng(0).lognormal(6, 1, 1000), 8000).astype(np.int64) + 1
 

@@ -14,9 +14,17 @@ from hypothesis import strategies as st
 from energon_pack.config import PackConfig, Stage
 from energon_pack.lengths.schema import LENGTHS_SCHEMA
 from energon_pack.pack import pack
-from energon_pack.plan.caps import CAPS, COLUMNS, costs_and_limits, exceeded_limits
 from energon_pack.plan.overlong import cut_settings
-from energon_pack.plan.settings import GroupBy, Layout, Overlong, PackingConfig
+from energon_pack.plan.settings import (
+    CAPPED_COLUMNS,
+    CAPS,
+    GroupBy,
+    Layout,
+    Overlong,
+    PackingConfig,
+    costs_and_limits,
+    exceeded_limits,
+)
 from energon_pack.run.plain_data import plain
 from energon_pack.verify.pack_checks import check_capacity
 from support.samples import chat, write_tar
@@ -62,7 +70,7 @@ def test_a_pack_to_check_by_head() -> None:
 def test_each_cap_is_a_setting_about_a_column_of_the_lengths() -> None:
     names = {field.name for field in fields(PackingConfig) if field.name[:4] == "max_"} - {"max_dropped_tokens"}
     assert {cap.name for cap in CAPS} == names
-    assert set(COLUMNS) <= set(LENGTHS_SCHEMA.names)
+    assert set(CAPPED_COLUMNS) <= set(LENGTHS_SCHEMA.names)
     assert CAPS[0].name == "max_token_len"
 
 

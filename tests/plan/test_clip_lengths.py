@@ -15,8 +15,8 @@ from energon_pack.plan.sample_measures import SampleMeasurer, SampleMeasures
 from energon_pack.plan.settings import GroupBy, PackingConfig
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.skip import Skip
-from energon_pack.templates.families.llava import LlavaOneVision
 from energon_pack.templates.families.rules import ProcessorSettings
+from energon_pack.templates.families.tiles import LlavaOneVision
 from energon_pack.templates.preparation import Preparation
 from energon_pack.templates.settings import MediaConfig
 from support.packed import Make, json_lines, packed, train

@@ -17,7 +17,7 @@ from energon_pack.plan.pack_order import mix_packs_evenly, similarity_codes
 from energon_pack.plan.packs import split_of_packs
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import GroupBy, PackingConfig
-from energon_pack.run.scratch_arrays import Scratch
+from energon_pack.run.bounded_memory import Scratch
 from energon_pack.steps.topology import Topology
 from support.plans import items, packs
 
@@ -155,7 +155,7 @@ def test_a_plan_is_the_same_on_disk_and_in_memory(
     """And whatever is at work at once."""
     packing = PackingConfig(max_token_len=1000, window=window, topology=topology)
     there = plan_packs(some(9), packing)
-    monkeypatch.setattr("energon_pack.run.scratch_arrays.BLOCK_NUMBERS", 17)
+    monkeypatch.setattr("energon_pack.run.bounded_memory.BLOCK_NUMBERS", 17)
     on_disk = plan_packs(some(9), packing, scratch=Scratch(tmp_path))
     assert packs(on_disk) == packs(there)
     assert on_disk.left_out.tolist() == there.left_out.tolist()

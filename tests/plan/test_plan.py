@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_pack.errors import PackError
-from energon_pack.plan.distributions import Tally
-from energon_pack.plan.packs import LEFT_OUT, PackPlan
+from energon_pack.plan.pack_lengths import Tally
+from energon_pack.plan.packs import LEFT_OUT, PackPlan, shard_bounds
 from energon_pack.plan.plan import count_packs_if_no_window, plan_packs
 from energon_pack.plan.settings import GroupBy, Overlong, PackingConfig
-from energon_pack.plan.shard_plan import shard_bounds
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.skip import Reason
 from energon_pack.steps.evenness import spread_of

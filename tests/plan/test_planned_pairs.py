@@ -18,19 +18,18 @@ from hypothesis import strategies as st
 from energon_pack.config import Overlong, PackConfig
 from energon_pack.config.compose import compose_config
 from energon_pack.config.stage_settings import StageSettings
-from energon_pack.dataset.skipped_file import ledger_entries
+from energon_pack.dataset.ledger import ledger_entries
 from energon_pack.errors import PackError
 from energon_pack.online.stream_packs import Draws, OnlinePacks, StreamCounters
 from energon_pack.online.streaming import StreamingPackedDataset
-from energon_pack.plan import caps
 from energon_pack.plan.epoch_draws import apply_epochs_and_mixture
 from energon_pack.plan.existing_packs import exchange_members_for_epoch
+from energon_pack.plan.expand import fitting_pairs
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.packs import PackPlan
-from energon_pack.plan.pairs import fitting_pairs
 from energon_pack.plan.plan import plan_packs, share_beginnings
 from energon_pack.plan.pool import Pool
-from energon_pack.plan.settings import GroupBy, PackingConfig, Share
+from energon_pack.plan.settings import GroupBy, PackingConfig, Share, limits_of
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.progress import Progress
 from energon_pack.samples.settings import Take
@@ -191,7 +190,7 @@ def test_no_pair_of_a_stream_is_torn(
                 break
             seen.update(sample.name[:2] for sample in waiting)
             sums = np.array([sample.costs for sample in waiting]).sum(axis=0)
-            limits = np.array([limit for _, limit in caps.limits(packing)])
+            limits = np.array([limit for _, limit in limits_of(packing)])
             limits[0] = packing.sample_token_limit[1] if len(waiting) == 1 else limits[0]
             assert (sums <= limits).all()
             for chosen, rejected, *shared in (sample.name[3:] for sample in waiting):

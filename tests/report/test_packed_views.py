@@ -14,18 +14,16 @@ from PIL import Image
 
 from energon_pack.dataset.files import PlanFile
 from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.pack_files import packs_in
-from energon_pack.dataset.pack_json import parse_pack
-from energon_pack.dataset.pack_lookup import PackLookup
+from energon_pack.dataset.pack_json import PackLookup, parse_pack
+from energon_pack.dataset.pack_parts import packs_in
 from energon_pack.errors import PackError
 from energon_pack.report.views.packed import pack_view
 from energon_pack.report.views.screens import members_rows, pack_section
-from energon_pack.report.views.spans import vocabulary_of
 from energon_pack.report.views.text import Tokens, even_limit
-from energon_pack.report.views.view import PackPlace, PackView, Span, thumbnail
+from energon_pack.report.views.view import PackPlace, PackView, Span, thumbnail, vocabulary_of
 from energon_pack.samples.flavors import DEFAULT_FLAVOR
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.tokens import MemberTokens
+from energon_pack.samples.member import MemberTokens
 from energon_pack.samples.written_tokens import join_member_tokens
 from energon_pack.sources.storage import InMemory, open_file
 from energon_pack.sources.tar import TarScan

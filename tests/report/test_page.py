@@ -19,7 +19,7 @@ from energon_pack.pack import pack
 from energon_pack.plan.items import Items
 from energon_pack.plan.packs import PackPlan
 from energon_pack.plan.report import RunFacts
-from energon_pack.report.example_packs import packs_to_look_at
+from energon_pack.report.contact_sheet import packs_to_look_at
 from energon_pack.report.figures import FolderOutcome
 from energon_pack.report.page import PageFacts, run_page
 from energon_pack.report.pages.bars import log_histogram

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from energon_pack.report.pages.bars import Histogram, Piece, draw_histogram, log_histogram, segmented_bar, short_number
-from energon_pack.report.pages.html import Html, page, section, table, tag
-from energon_pack.report.pages.rows import Rows, code_cell
+from energon_pack.report.pages.html import Html, Rows, code_cell, page, section, table, tag
 
 
 def test_what_is_not_markup_is_escaped() -> None:

@@ -10,7 +10,7 @@ from energon_pack.plan.report import MediaFigures
 from energon_pack.report.data_rules import _REMEDIES
 from energon_pack.report.figures import Figures, FolderOutcome, LengthTrials, OverlongFacts, SourceMedium
 from energon_pack.report.images import ImagesAtTokenBounds
-from energon_pack.report.remark import Grade
+from energon_pack.report.pages.html import Grade
 from energon_pack.report.remarks import remarks
 from energon_pack.samples.skip import Reason
 from support.figures import FIGURES, LENS, figures, noted, overlong

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from energon_pack.report.views.screens import member_facts
-from energon_pack.report.views.spans import spans_of, vocabulary_of
 from energon_pack.report.views.text import Tokens
-from energon_pack.report.views.view import MemberView, Span, Turn
+from energon_pack.report.views.view import MemberView, Span, Turn, spans_of, vocabulary_of
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.member import SampleOptions
 from energon_pack.samples.sample import Message

@@ -7,10 +7,9 @@ from typing import cast
 import numpy as np
 import pytest
 
-from energon_pack.plan import caps
 from energon_pack.plan.items import Items, Lengths
 from energon_pack.plan.pack_lengths import TriedLength
-from energon_pack.plan.settings import Algorithm, PackingConfig
+from energon_pack.plan.settings import CAPPED_COLUMNS, Algorithm, PackingConfig
 from energon_pack.report.images import advise_to_shrink, count_images_at_token_bounds
 from energon_pack.report.which_length import (
     drops_little_and_fills,
@@ -98,7 +97,7 @@ def test_an_estimate_counts_packs_and_does_not_make_them_even(num_samples: int, 
     """Even packs of a draw took three quarters of the time of the table, and nobody reads them."""
     zeros = np.zeros(num_samples, np.int32)
     items = Items(
-        dict.fromkeys(caps.COLUMNS, zeros) | {"token_len": zeros + 7},
+        dict.fromkeys(CAPPED_COLUMNS, zeros) | {"token_len": zeros + 7},
         zeros.astype(np.int8), zeros, zeros, zeros.astype(np.int8), zeros + 1,
     )  # fmt: skip
     lengths = cast(Lengths, SimpleNamespace(items=items, seed=0, has_pairs=False))

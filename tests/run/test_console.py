@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from energon_pack.errors import PackError, amount
-from energon_pack.report.pages.rows import Rows, print_table
+from energon_pack.report.pages.html import Rows, print_table
 from energon_pack.run import console
 from energon_pack.run.console import EscapingFormatter, print_error, printed_together, say
 from energon_pack.run.progress import Progress, StageCounts, finished_line
@@ -35,7 +35,7 @@ def test_a_narrow_terminal_gets_words(
     width: int, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """At 40 columns `47,188` was `47,…`."""
-    monkeypatch.setattr("energon_pack.report.pages.rows.console", lambda: Console(width=width))
+    monkeypatch.setattr("energon_pack.report.pages.html.console", lambda: Console(width=width))
     print_table(Rows(("", "packs", "fill"), [("text", "6", "96.00%")]))
     assert capsys.readouterr().out == shown
 

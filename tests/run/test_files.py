@@ -17,11 +17,10 @@ import numpy as np
 import pytest
 
 from energon_pack.errors import PackError
+from energon_pack.run.bounded_memory import LruCache, Scratch, blocks
 from energon_pack.run.executors import JobFolder
 from energon_pack.run.executors.admission import enter_and_check_machine, terms_with_mark_files
 from energon_pack.run.files import make_once, one_process_at_a_time, user_temporary_folder, write_whole
-from energon_pack.run.lru_cache import LruCache
-from energon_pack.run.scratch_arrays import Scratch, blocks
 from support.running import ROOT
 
 
@@ -217,7 +216,7 @@ def test_no_file_is_left_even_of_an_array_that_is_at_work(tmp_path: Path) -> Non
 
 
 def test_blocks_are_all_of_it_and_small_where_each_is_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("energon_pack.run.scratch_arrays.BLOCK_NUMBERS", 10)
+    monkeypatch.setattr("energon_pack.run.bounded_memory.BLOCK_NUMBERS", 10)
     assert [*blocks(25)] == [slice(0, 10), slice(10, 20), slice(20, 25)]
     assert [*blocks(5, each=4.0)] == [slice(0, 2), slice(2, 4), slice(4, 5)]
     assert len([*blocks(3, each=99.0)]) == 3

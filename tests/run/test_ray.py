@@ -128,7 +128,7 @@ def test_a_ray_that_the_run_starts_is_this_machines_and_this_runs_alone(tmp_path
     script = """
 import json, os, psutil
 from energon_pack.config import ExecutorConfig, ExecutorKind
-from energon_pack.run.executors.ray_cluster import connected_to_ray
+from energon_pack.run.executors.ray import connected_to_ray
 with connected_to_ray(ExecutorConfig(kind=ExecutorKind.ray, num_workers=1)):
     import ray
     from ray._raylet import get_authentication_mode
@@ -225,7 +225,7 @@ def test_an_interrupted_run_exits_with_130_and_ends_its_own_ray(
 @pytest.mark.parametrize(("end", "is_said"), [("os._exit(1)", True), ("sys.exit(1)", False), ("1 / 0", False)])
 def test_a_process_that_ray_ends_has_a_last_word(tmp_path: Path, end: str, is_said: bool) -> None:
     """Ray's C++ code exits without one where the node of the process is lost: a log would just stop."""
-    head = "import os, sys\nfrom energon_pack.run.executors.ray_cluster import print_if_killed"
+    head = "import os, sys\nfrom energon_pack.run.executors.ray import print_if_killed"
     result = command("-c", f"{head}\nwith print_if_killed('ended by Ray'):\n {end}", cwd=tmp_path)
     assert result.returncode == 1
     assert result.stderr.count("ended by Ray\n") == is_said

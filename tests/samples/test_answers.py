@@ -13,13 +13,13 @@ from energon_pack.errors import SamplesLost
 from energon_pack.online.streaming import StreamingPackedDataset
 from energon_pack.pack import pack
 from energon_pack.run.plain_data import plain
-from energon_pack.samples.answers import NO_EMPTY_ANSWERS, count_empty_answers, is_empty_answer
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import Message
 from energon_pack.samples.settings import Columns, ReadSettings, SampleType
 from energon_pack.samples.skip import Reason, Skip
+from energon_pack.samples.turns import NO_EMPTY_ANSWERS, count_empty_answers, is_empty_answer
 from energon_pack.templates.chat.labels import turn_weights
-from energon_pack.templates.recorded_labels import labels_without_new_defaults
+from energon_pack.templates.identity import labels_without_new_defaults
 from energon_pack.templates.settings import Empty, Expand, LabelSettings, TrainOn, Untrained
 from support.packed import json_lines
 

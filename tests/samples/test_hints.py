@@ -9,13 +9,12 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from energon_pack.online.user_dataset import UserSamples
-from energon_pack.samples.hint import setting_word
 from energon_pack.samples.settings import ReadSettings
-from energon_pack.samples.skip import Skip
+from energon_pack.samples.skip import Skip, setting_word
 from energon_pack.sources.reader import Reader
-from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import read_sample
 from energon_pack.sources.settings import SourceConfig
+from energon_pack.sources.source_file import IndexRow, rows_of
 from energon_pack.sources.source_path import find_source
 from support.samples import picture
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from energon_pack.config import PackConfig, Stage
-from energon_pack.dataset.publish_limits import why_placeholders_lack_media
+from energon_pack.dataset.ledger import why_placeholders_lack_media
 from energon_pack.errors import SamplesLost
 from energon_pack.pack import pack
 from energon_pack.report.remarks import remarks

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from energon_pack.samples.answers import count_empty_answers
-from energon_pack.samples.dialects.cells import with_lists_of_cells
+from energon_pack.samples.dialects.rewrite import with_lists_of_cells
 from energon_pack.samples.keys import similar_key_hint
 from energon_pack.samples.record import Record, parse_record
 from energon_pack.samples.sample import REASONING_KEYS
 from energon_pack.samples.settings import Columns, ReadSettings, SampleType
 from energon_pack.samples.skip import Skip
+from energon_pack.samples.turns import count_empty_answers
 from energon_pack.sources.jsonl.dialects import RowSettings, parse_row
 
 AUTO = ReadSettings()

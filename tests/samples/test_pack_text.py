@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from energon_pack.samples.member import JoinedTokens, MediumInput, MemberTokens
 from energon_pack.samples.pack_reader import PackMembers
-from energon_pack.samples.pack_tokens import joined_tokens_of_pack
-from energon_pack.samples.tokens import JoinedTokens, MediumInput, MemberTokens
-from energon_pack.samples.tokens_part import PackTokens
+from energon_pack.samples.pack_tokens import PackTokens, joined_tokens_of_pack
 from energon_pack.samples.written_tokens import join_member_tokens
 from energon_pack.training.encoded import IGNORE, EncodedMembers, Member, Members
 

@@ -15,9 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from energon_pack.samples.pack_tokens import members_of
-from energon_pack.samples.tokens import OPERATIONS, MediumInput, MemberTokens, PixelStep
-from energon_pack.samples.tokens_part import COLUMN_TYPES, PackTokens, TokensDamaged
+from energon_pack.samples.member import OPERATIONS, MediumInput, MemberTokens, PixelStep
+from energon_pack.samples.pack_tokens import COLUMN_TYPES, PackTokens, TokensDamaged, members_of
 from energon_pack.samples.written_tokens import id_columns, join_member_tokens
 
 SIZES = st.integers(1, 70_000)

@@ -12,11 +12,11 @@ from energon_pack.samples.cut import CHOSEN, REJECTED
 from energon_pack.samples.pairs import cuts_of_pair
 from energon_pack.samples.settings import Columns, ReadSettings, Take
 from energon_pack.samples.skip import Skip
-from energon_pack.sources.entry_settings import read_entry_settings
+from energon_pack.sources.mixture import read_entry_settings
 from energon_pack.sources.reader import Reader
-from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import cut_sample, read_sample
 from energon_pack.sources.settings import SourceConfig
+from energon_pack.sources.source_file import IndexRow, rows_of
 from energon_pack.sources.source_path import find_source
 from support.samples import picture
 

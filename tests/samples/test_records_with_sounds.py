@@ -16,9 +16,9 @@ from energon_pack.sources.find import shard_of_file
 from energon_pack.sources.jsonl.dialects import RowSettings, parse_row
 from energon_pack.sources.named_bytes import may_have_base64
 from energon_pack.sources.reader import Reader
-from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import read_sample
 from energon_pack.sources.shard import JsonlShard
+from energon_pack.sources.source_file import IndexRow, rows_of
 from support.samples import sound
 
 ANSWER = {"role": "assistant", "content": "Hello."}

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from energon_pack.errors import PackError
-from energon_pack.samples.dialects.cells import with_lists_of_cells
+from energon_pack.samples.dialects.rewrite import with_lists_of_cells
 from energon_pack.samples.settings import Columns, ReadSettings, Roles, Take
 from energon_pack.samples.skip import Skip
 from energon_pack.sources import csv_rows

@@ -15,9 +15,9 @@ from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.reader import Reader
-from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import read_sample
 from energon_pack.sources.settings import Format, SourceConfig
+from energon_pack.sources.source_file import IndexRow, rows_of
 from energon_pack.sources.source_path import find_forms, find_source, source_format, source_summary
 from energon_pack.verify import Options, verify
 from support.finding import find_lines, find_shards

@@ -17,9 +17,9 @@ from energon_pack.pack import pack
 from energon_pack.samples.settings import Columns, ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.reader import Reader
-from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import read_sample
 from energon_pack.sources.settings import SourceConfig
+from energon_pack.sources.source_file import IndexRow, rows_of
 from energon_pack.sources.source_path import find_source, source_summary
 from energon_pack.unpack import unpack
 from support.packed import Make, files, samples

@@ -18,8 +18,8 @@ from energon_pack.sources.find import Source
 from energon_pack.sources.sample_ratio import TakenRows, drawn_rows
 from energon_pack.sources.source_path import find_source
 from energon_pack.stages.measuring import check_tiles
-from energon_pack.templates.families.internvl import InternVL
 from energon_pack.templates.families.rules import ProcessorSettings
+from energon_pack.templates.families.tiles import InternVL
 from support.packed import Make, json_lines, packed, prepare
 from support.running import command_here
 from support.samples import chat, picture, write_tar

@@ -17,12 +17,12 @@ from energon_pack.samples.cut import Cut
 from energon_pack.samples.sample import MediaPart, Part
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
-from energon_pack.sources.field_map import FieldMap
 from energon_pack.sources.find import shard_of_file
+from energon_pack.sources.part_names import FieldMap
 from energon_pack.sources.reader import Reader
-from energon_pack.sources.rows import IndexRow, MeasuredRow, rows_of
 from energon_pack.sources.sample import read_measured_sample, read_sample, read_without_opening_media
 from energon_pack.sources.shard import Shard, TarShard
+from energon_pack.sources.source_file import IndexRow, MeasuredRow, rows_of
 from support.samples import chat, npy, picture, write_tar
 
 READ = ReadSettings()

@@ -23,8 +23,8 @@ from energon_pack.pack import pack
 from energon_pack.run.stores import client_of_profile, requests
 from energon_pack.run.stores.blocks import Blocks
 from energon_pack.run.stores.requests import StoreError
-from energon_pack.sources import blockwise, reader
-from energon_pack.sources.media_containers import OpenFiles
+from energon_pack.sources import reader, store_objects
+from energon_pack.sources.media_paths import OpenFiles
 from energon_pack.sources.source_path import find_source
 from energon_pack.sources.storage import open_file, read_ahead, state_of
 from support.marks import slow
@@ -129,11 +129,11 @@ def test_a_source_that_is_larger_than_what_is_kept_is_packed_the_same(
     source = bucket.put_folder(tmp_path / "in", "data")
     few = {"packing__max_token_len": 700, "cache_dir": str(tmp_path / "cache")}
     pack(config(tmp_path / "in", output__name="local", **few))
-    monkeypatch.setattr(blockwise, "BLOCKS", Blocks(most=0))
+    monkeypatch.setattr(store_objects, "BLOCKS", Blocks(most=0))
     run = config(source, output__name="stored", **few)
     pack(replace(run, stage=Stage.lengths))
-    monkeypatch.setattr(blockwise, "BLOCKS", Blocks(most=0))
-    monkeypatch.setattr(blockwise, "_MAX_MEMORY_BYTES", min(most, 2 << 20))  # else it is in a file
+    monkeypatch.setattr(store_objects, "BLOCKS", Blocks(most=0))
+    monkeypatch.setattr(store_objects, "_MAX_MEMORY_BYTES", min(most, 2 << 20))  # else it is in a file
     monkeypatch.setattr(reader, "max_ahead_bytes", lambda: most)
     bucket.seen()
     pack(run)
@@ -148,9 +148,9 @@ def test_what_is_read_ahead_needs_no_room_on_the_disk(bucket: Bucket, monkeypatc
     """Bytes without room in memory are read when needed, and few bytes are read in vain."""
     data = random.Random(7).randbytes(12 << 20)
     bucket.put("a.tar", data)
-    monkeypatch.setattr(blockwise, "BLOCKS", Blocks(most=0))
-    monkeypatch.setattr(blockwise, "_MAX_MEMORY_BYTES", 1_500_000)
-    monkeypatch.setattr(blockwise, "_NUM_PARALLEL_REQUESTS", 1)
+    monkeypatch.setattr(store_objects, "BLOCKS", Blocks(most=0))
+    monkeypatch.setattr(store_objects, "_MAX_MEMORY_BYTES", 1_500_000)
+    monkeypatch.setattr(store_objects, "_NUM_PARALLEL_REQUESTS", 1)
     ranges = [(start, 300_000) for start in range(0, 12_000_000, 500_000)]
     with open_file(f"{bucket.address}/a.tar") as file, monkeypatch.context() as full:
         full.setattr(os, "pwrite", no_room)
@@ -185,7 +185,7 @@ def test_one_batch_that_was_read_ahead_is_held(bucket: Bucket) -> None:
     for name in ("a.tar", "b.tar", "c.tar"):
         bucket.put(name, bytes(1 << 20))
         files.read_ahead([(files.open(f"{bucket.address}/{name}"), [(0, 1 << 20)])])
-        assert sum(isinstance(one, blockwise._ReadAheadSpool) for one in gc.get_objects()) == 1
+        assert sum(isinstance(one, store_objects._ReadAheadSpool) for one in gc.get_objects()) == 1
 
 
 @pytest.mark.parametrize("source", [slow(Format.wds), Format.jsonl])
@@ -334,7 +334,7 @@ def test_an_object_that_changed_is_noticed(
 
     def change(*_: object) -> int:
         bucket.put("data/x.tar", write_tar(tmp_path / "x.tar", after).read_bytes())
-        monkeypatch.setattr(blockwise, "BLOCKS", Blocks())
+        monkeypatch.setattr(store_objects, "BLOCKS", Blocks())
         return 0
 
     monkeypatch.setattr("energon_pack.dataset.in_folder.DatasetInFolder.begin_writing", change)
@@ -353,7 +353,7 @@ def test_an_object_that_goes_meanwhile_is_named(
 
     def remove(*_: object) -> int:
         bucket.delete("data/x.tar")
-        monkeypatch.setattr(blockwise, "BLOCKS", Blocks())
+        monkeypatch.setattr(store_objects, "BLOCKS", Blocks())
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # nothing is kept there
         return 0
 

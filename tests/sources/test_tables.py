@@ -15,17 +15,17 @@ import pytest
 from energon_pack.config.schema import MediaIn, PackConfig
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
-from energon_pack.samples.nulls import without_null_fields
+from energon_pack.samples.raw_json import without_null_fields
 from energon_pack.samples.skip import Skip
 from energon_pack.sources import parquet_rows
 from energon_pack.sources.find import files_of_split
 from energon_pack.sources.named_bytes import json_with_media_names, replace_media_by_names
 from energon_pack.sources.open_tables import find_row
-from energon_pack.sources.page_content import SnappyPage, content_of
+from energon_pack.sources.parquet_bytes import SnappyPage, content_of
+from energon_pack.sources.row_shard import TableShard
 from energon_pack.sources.settings import Format, SourceConfig
 from energon_pack.sources.source_path import find_forms, find_source, source_format, source_summary
 from energon_pack.sources.storage import InMemory, call_counting_bytes
-from energon_pack.sources.table_shard import TableShard
 from support.packed import Make, samples
 from support.read_source import read
 from support.running import command_here

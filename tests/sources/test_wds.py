@@ -21,7 +21,7 @@ from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.samples.settings import ReadSettings, SampleType
 from energon_pack.sources.find import name_files_for_ids
-from energon_pack.sources.rows import IndexRow, rows_of
+from energon_pack.sources.source_file import IndexRow, rows_of
 from energon_pack.sources.wds import damage_of, dotted_keys_error, index_tar, record_of
 from support.finding import find_shards
 from support.samples import chat, picture, write_tar

@@ -20,7 +20,7 @@ from energon_pack.config import PackConfig, Stage
 from energon_pack.dataset.destination import PlanMissing
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
-from energon_pack.run.work_parts import EqualSpans, WorkPart
+from energon_pack.run.executors import EqualSpans, WorkPart
 from support.packed import demo_config, files
 from support.running import ROOT, run_here
 from support.texts import write_texts

@@ -11,7 +11,7 @@ from zlib import crc32
 
 import numpy as np
 
-from energon_pack.samples.tokens_part import CHECKSUM_FIELD, COLUMN_TYPES, PackTokens
+from energon_pack.samples.pack_tokens import CHECKSUM_FIELD, COLUMN_TYPES, PackTokens
 from support.damage import (
     Corruption,
     Members,

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from energon_pack.config import ModelConfig, OutputConfig, Overlong, PackConfig, SourceConfig
-from energon_pack.dataset.pack_files import packs_in
+from energon_pack.dataset.pack_parts import packs_in
 from energon_pack.dataset.tar_writer import TarWriter
 from energon_pack.pack import pack
 from energon_pack.sources.storage import open_file

@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from energon_pack.plan.caps import COLUMNS
 from energon_pack.plan.items import Items
 from energon_pack.plan.packs import PackPlan
+from energon_pack.plan.settings import CAPPED_COLUMNS
 
 
 def packs(plan: PackPlan) -> list[list[int]]:
@@ -19,7 +19,7 @@ def items(lens: Any, media: Any = None, **columns: Any) -> Items:
     zeros = np.zeros(len(lens), np.int64)
     columns = {"num_supervised": lens, **columns, "token_len": lens, "media": zeros if media is None else media}
     arrays = {name: np.array(values, np.int64) for name, values in columns.items()}
-    counts = {name: arrays.get(name, zeros) for name in COLUMNS}
+    counts = {name: arrays.get(name, zeros) for name in CAPPED_COLUMNS}
     return Items(
         counts, **{name: arrays.get(name, zeros) for name in ("media", "shard", "dataset", "split", "num_supervised")}
     )

@@ -7,9 +7,9 @@ from energon_pack.lengths.index import refuse_damaged_sources
 from energon_pack.samples.settings import ReadSettings, Take
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.reader import Reader
-from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import read_sample
 from energon_pack.sources.settings import SourceConfig
+from energon_pack.sources.source_file import IndexRow, rows_of
 from energon_pack.sources.source_path import find_source
 from energon_pack.sources.wds import index_metadata
 

@@ -17,8 +17,7 @@ from energon_pack.loading import train_arguments
 from energon_pack.loading.task_encoder import PackedTaskEncoder
 from energon_pack.online.lazy import LazyPackedDataset
 from energon_pack.online.streaming import StreamingPackedDataset
-from energon_pack.trainers.collator import LOSS_KEYS
-from energon_pack.trainers.loss import weighted
+from energon_pack.trainers.collator import LOSS_KEYS, weighted
 from energon_pack.trainers.samplers import PackSampler
 from energon_pack.training.batch import PackedBatch, total_weight, weighted_loss
 from energon_pack.training.guards import guard

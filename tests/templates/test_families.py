@@ -26,7 +26,7 @@ from energon_pack.templates.families.asked_processor import ProcessorProbe
 from energon_pack.templates.families.meta_tensors import ShapesOnly
 from energon_pack.templates.families.sound_steps import LengthRangeCache
 from energon_pack.templates.families.stand_ins import BlankMedia
-from energon_pack.templates.folder import processor_class
+from energon_pack.templates.full_processor import processor_class
 from energon_pack.templates.models import packaged_models, read_model_node
 from energon_pack.templates.processor import build_uncached_template, choice_of, load_saved_template, prepare_template
 from energon_pack.templates.sample import Sample

@@ -16,7 +16,7 @@ from energon_pack.errors import PackError
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, VIDEO
 from energon_pack.sources.storage import resolve_source_entry
 from energon_pack.templates.families import AUTO, FAMILIES
-from energon_pack.templates.folder import find_or_download_folder
+from energon_pack.templates.full_processor import find_or_download_folder
 from energon_pack.templates.models import model_name_of, packaged_models, read_model_node
 from energon_pack.templates.processor import choice_of, prepare_template
 from support.models import of_model

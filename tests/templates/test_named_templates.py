@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from energon_pack.errors import PackError
-from energon_pack.templates.folder import files_state
-from energon_pack.templates.full_processor import full_processor
+from energon_pack.templates.full_processor import files_state, full_processor
 from energon_pack.templates.processor import build_uncached_template, load_saved_template, prepare_template
 from energon_pack.templates.processor_inputs import full_processor_ids
 from energon_pack.templates.sample import Sample

@@ -17,9 +17,9 @@ from PIL import Image
 from energon_pack.errors import PackError
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.placeholders import place_media
-from energon_pack.templates.families.llava import _IntegerSteps
 from energon_pack.templates.families.qwen_vl import _FirstToLastFrames, _WholePatchFrames
 from energon_pack.templates.families.rules import FrameSampling
+from energon_pack.templates.families.tiles import _IntegerSteps
 from energon_pack.templates.preparation import Preparation
 from energon_pack.templates.preprocess import (
     IMAGE_PREPROCESSORS,

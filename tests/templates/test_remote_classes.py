@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from energon_pack.samples.media.arguments import PreparedMedia
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.prepared import processor_arguments
+from energon_pack.samples.media.prepared import PreparedMedia, processor_arguments
 from energon_pack.templates.full_processor import full_processor
 from energon_pack.templates.processor import build_uncached_template
 from energon_pack.templates.processor_inputs import full_processor_ids

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 
 from energon_pack import PackError
 from energon_pack.trainers.check_dealing import breaking_setting, check_dealing, check_dealt_rows, in_order_setting
-from energon_pack.trainers.dealt_once import ranks_to_deal_to
+from energon_pack.trainers.dealer import ranks_to_deal_to
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,7 @@ from energon_pack.dataset.packing_template import load_template
 from energon_pack.plan.settings import Layout, Share
 from energon_pack.samples.settings import Take
 from energon_pack.trainers.check import check_trainer
-from energon_pack.trainers.collator import Collator, dataset_hash
-from energon_pack.trainers.loss import weighted
+from energon_pack.trainers.collator import Collator, dataset_hash, weighted
 from energon_pack.trainers.on_disk import PackedDataset
 from energon_pack.training import member_encoder
 from energon_pack.training.batch import total_weight, weighted_loss

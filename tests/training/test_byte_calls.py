@@ -10,8 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from energon_pack.samples.media.arguments import PreparedMedia
 from energon_pack.samples.media.lazy_image import LazyImage
+from energon_pack.samples.media.prepared import PreparedMedia
 from energon_pack.samples.member import MemberInput
 from energon_pack.templates.processor import build_uncached_template
 from energon_pack.training.byte_calls import BytePixelProcessor, UnknownPixelStepError, _Steps

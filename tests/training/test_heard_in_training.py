@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from energon_pack.samples.media.arguments import PreparedMedia
 from energon_pack.samples.media.medium import Media
+from energon_pack.samples.media.prepared import PreparedMedia
 from energon_pack.templates.build import build
 from energon_pack.templates.template import Template
 from energon_pack.training.encoded import has_audio_in_video

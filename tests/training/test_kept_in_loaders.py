@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from energon_pack import PackedTaskEncoder, train_arguments
 from energon_pack.trainers.on_disk import PackedDataset
-from energon_pack.training import kept_memory, tensor_buffer
+from energon_pack.training import kept_memory
 from energon_pack.webdataset import packs, shard_urls
 from support.batches import same
 from support.marks import slow
@@ -40,7 +40,7 @@ def test_a_loaders_batches_stay_as_they_were(
 ) -> None:
     """The demo's pictures are small, so that here every tensor of pixels counts as big."""
     monkeypatch.setattr(kept_memory, "SMALL_BYTES", 100)
-    monkeypatch.setattr(tensor_buffer, "SMALL_BYTES", 100)
+    monkeypatch.setattr(kept_memory, "SMALL_BYTES", 100)
     dataset = PackedDataset(demo_folder, str(demo[1]))
     alone = {batch["__key__"][0]: batch for batch in (dataset.collate([dataset[n]]) for n in range(len(dataset)))}
     kept = [*batches(reader, demo_folder, str(demo[1]))]

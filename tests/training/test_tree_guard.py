@@ -14,7 +14,7 @@ from energon_pack.training.layout import RowForm
 from energon_pack.training.member_encoder import Encoded
 from energon_pack.training.pack_encoder import PackEncoder
 from energon_pack.training.probe_batches import ProbeTree
-from energon_pack.training.tree_attention import use_tree_attention
+from energon_pack.training.tree_inputs import use_tree_attention
 from energon_pack.training.tree_rows import neat_trees
 from support.alone import demo_model
 from support.running import need_torchvision

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from energon_pack.samples.media.arguments import PreparedMedia
+from energon_pack.samples.media.prepared import PreparedMedia
 from energon_pack.samples.member import MemberInput, Shared
 from energon_pack.templates.processor import build_uncached_template
 from energon_pack.templates.template import Template

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from energon_pack.training import tree_attention as attentions
+from energon_pack.training import tree_inputs as attentions
 from energon_pack.training.batch import PackedBatch, source_losses, total_weight, weighted_loss
 from energon_pack.training.forward_inputs import MixingError, takes_rope_rows
 from energon_pack.training.joining import join
 from energon_pack.training.layout import IGNORE, RowForm, loss_weights
 from energon_pack.training.probe_batches import ProbeTree, probe_of_tree
 from energon_pack.training.proof import try_small_model
-from energon_pack.training.tree_attention import use_tree_attention
+from energon_pack.training.tree_inputs import use_tree_attention
 from energon_pack.training.tree_rows import neat_trees, refuse_invalid_trees, token_places
 from support.emulated_flash import flash_attn_varlen_func
 from support.marks import slow

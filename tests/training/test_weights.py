@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy
 from energon_pack.samples.member import MemberInput, SampleOptions
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
-from energon_pack.templates.tokens.added import ranges_without_first_token
+from energon_pack.templates.tokens.pieces import ranges_without_first_token
 from energon_pack.training import batch as batches
 from energon_pack.training.batch import PackedBatch, source_losses, total_weight, weighted_loss
 from energon_pack.training.encoded import BadPack, TrainingPack

@@ -13,7 +13,7 @@ from zlib import crc32
 import pytest
 
 from energon_pack.config import MediaIn, PackConfig, Stage
-from energon_pack.dataset.media_sums import checksums_to_bytes, joined_checksums
+from energon_pack.dataset.files import checksums_to_bytes, joined_checksums
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.verify.command import main

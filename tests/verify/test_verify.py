@@ -17,11 +17,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from energon_pack.dataset.pack_files import PackFiles
 from energon_pack.dataset.pack_json import ParsedPack
+from energon_pack.dataset.pack_parts import PackFiles
 from energon_pack.errors import PackError, printable, quote
 from energon_pack.samples.sample import Part
-from energon_pack.verify import media_checks
+from energon_pack.verify import members
 from energon_pack.verify.command import Options, main, verify
 from energon_pack.verify.findings import CHECKS, Findings
 from energon_pack.verify.pack_checks import check_capacity
@@ -186,9 +186,9 @@ def test_a_video_with_fewer_frames_than_its_header_says(monkeypatch: pytest.Monk
     data = film()
     file: Any = SimpleNamespace(read=lambda offset, size: data[offset : offset + size])
     part = Part("s000.v00.mp4", 0, len(data))
-    assert list(media_checks.check_decoding(file, part)) == []
-    monkeypatch.setattr(media_checks, "frame_times", lambda _: [0.0] * 11)
-    assert list(media_checks.check_decoding(file, part)) == ["s000.v00.mp4: 11 frames decode, its header says 12"]
+    assert list(members.check_decoding(file, part)) == []
+    monkeypatch.setattr(members, "frame_times", lambda _: [0.0] * 11)
+    assert list(members.check_decoding(file, part)) == ["s000.v00.mp4: 11 frames decode, its header says 12"]
 
 
 def test_text_in_the_plan_may_be_none(copy: Path) -> None:

@@ -14,9 +14,7 @@ import numpy.typing as npt
 
 from energon_pack.plan.bins.balanced import pack_balanced
 from energon_pack.plan.bins.capped import pack_capped
-from energon_pack.plan.bins.drawn import drawn_fit
-from energon_pack.plan.bins.exact import exact_fit
-from energon_pack.plan.bins.greedy import best_fit_decreasing
+from energon_pack.plan.bins.fits import best_fit_decreasing, drawn_fit, exact_fit
 from energon_pack.plan.bins.planned_bins import (
     Bins,
     ItemsOfOneLength,

@@ -13,8 +13,7 @@ from typing import NamedTuple, overload
 
 import numpy as np
 
-from energon_pack.plan.bins.exact import RemainingItems
-from energon_pack.plan.bins.greedy import best_fit_decreasing
+from energon_pack.plan.bins.fits import RemainingItems, best_fit_decreasing
 from energon_pack.plan.bins.planned_bins import (
     ItemsOfOneLength,
     OpenBins,

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from energon_pack.report.pages.html import Html, tag
-from energon_pack.report.pages.rows import Cell
+from energon_pack.report.pages.html import Cell, Html, tag
 
 _MAX_BARS = 20
 _ROUNDED_UP = 0.9995  # share of a unit; in three digits it is written as one

@@ -1,15 +1,27 @@
-"""Build pages of HTML: each is one self-contained file that needs no server and fetches nothing.
+"""Build pages of HTML, each one self-contained file, and tables and remarks that a terminal shows, too.
 
 tag("p", "2 < 3") ─► <p>2 &lt; 3</p>          content that is not `Html` is escaped
+
+Rows(("medium", "packs"), [("text", "6")]) ─┬─ to_terminal(width) ─► a table of rich
+                                            └─ to_html() ──────────► <table>
 """
 
 import base64
 import html
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from functools import cache
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from rich.table import Table
+
+from energon_pack.errors import amount, printable
+from energon_pack.run.console import console
+from energon_pack.samples.keys import similar_key_hint
 
 _EMPTY_ELEMENTS = {"br", "hr", "img", "input", "meta", "wbr"}  # elements without content and end tag
 _CONTROL_SIGNS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
@@ -125,3 +137,131 @@ def _style() -> str:
 
 #: All text from data is escaped. The policy helps if some is not: a page holds words and names of strangers.
 CONTENT_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+
+
+_MIN_WORD_WIDTH = 16  # characters of a column of words, which is folded into them
+
+
+class Cell(NamedTuple):
+    """A cell of a table: its text for a terminal, and its markup for a page."""
+
+    text: str
+    html: Html
+
+
+def code_cell(text: str) -> Cell:
+    """Return a cell with a name from data, which a page shows in a monospaced font."""
+    return Cell(text, tag("code", text))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A table that a terminal and a page can show.
+
+    Args:
+        num_words: how many columns hold words. They come first; columns of numbers are aligned to the right.
+        strong: numbers of the rows that are bold.
+        faint: numbers of the rows that are grey.
+    """
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str | Cell]]
+    num_words: int = 1
+    strong: Collection[int] = ()
+    faint: Collection[int] = ()
+
+    def to_html(self) -> Html:
+        """Return the table as HTML."""
+        return table(self.header, map(self._html_cells, range(len(self.rows)), self.rows), self.num_words)
+
+    def _html_cells(self, number: int, row: Iterable[str | Cell]) -> list[str]:
+        cells = [cell.html if isinstance(cell, Cell) else cell for cell in row]
+        if number in self.faint:
+            return [tag("span", cell, class_="faint") for cell in cells]
+        return [tag("b", cell) for cell in cells] if number in self.strong else cells
+
+    def to_terminal(self, width: int) -> Table:
+        """Return the table for a terminal of `width` characters; if that is narrow, headers and words are folded."""
+        drawn, least = Table(box=None, pad_edge=False, header_style="bold"), self._widths(str.split)
+        is_wide = sum(self._widths(lambda name: [name])) + 2 * (len(self.header) - 1) <= width
+        for number, name in enumerate(self.header):
+            if number < self.num_words:
+                drawn.add_column(printable(name), overflow="fold")
+            else:
+                drawn.add_column(printable(name), justify="right", width=None if is_wide else least[number])
+        for number, row in enumerate(self.texts):
+            drawn.add_row(*row, style="bold" if number in self.strong else "dim" if number in self.faint else None)
+        return drawn
+
+    @property
+    def texts(self) -> list[list[str]]:
+        """Return the text of each cell, row by row, printable on a terminal."""
+        return [[printable(cell.text if isinstance(cell, Cell) else cell) for cell in row] for row in self.rows]
+
+    @property
+    def least_width(self) -> int:
+        """Return how many characters wide a terminal must be to show every number in one line."""
+        widths = self._widths(str.split)
+        words = (min(width, _MIN_WORD_WIDTH) for width in widths[: self.num_words])
+        return sum(words) + sum(widths[self.num_words :]) + 2 * (len(widths) - 1)
+
+    def _widths(self, parts: Callable[[str], list[str]]) -> list[int]:
+        """Return each column's width in characters: its longest cell, or the longest part of its name by `parts`."""
+        names = (max(map(len, parts(name)), default=0) for name in self.header)
+        return [max([name, *map(len, cells)]) for name, *cells in zip(names, *self.texts, strict=True)]
+
+
+def print_table(rows: Rows) -> None:
+    """Print a table; if the terminal is too narrow for it, print each row in words: no number is cut."""
+    out = console()
+    if rows.least_width <= out.width:
+        out.print(rows.to_terminal(out.width))
+        return
+    for row in rows.texts:
+        first, *rest = (f"{name} {cell}".strip() for name, cell in zip(rows.header, row, strict=True) if cell)
+        out.print(f"{first}: {', '.join(rest)}")
+
+
+_MAX_KEYS, _MAX_NAME_CHARS = 8, 120  # keys that are named, characters of a name
+
+
+class Grade(str, Enum):
+    """How urgent a remark is. `wrong`: cure it before training; `look`: probably not meant; `note`: good to know."""
+
+    wrong = "wrong"
+    look = "look"
+    note = "note"
+
+
+@dataclass(frozen=True)
+class Remark:
+    """Something that stands out in a run: a fact, why it matters, and the setting (`knob`) that changes it."""
+
+    grade: Grade
+    what: str  # what stands out, with its number
+    why: str
+    knob: str
+    changes_lengths: bool = False  # the remedy makes samples longer or shorter
+    #: the samples that it is about, of which the contact sheet shows one: a `Reason`, one of `NOTES` or `NAME_LISTS`,
+    #: `untrained`, `without_features`, `most_visual`; empty: none in particular
+    sample: str = ""
+
+
+def share_of_samples(number: int, of: int, medium: str = "") -> str:
+    """Write how many of `of` samples: `3 of 20 samples (15%)`, or `3 of 20 image samples (15%)`."""
+    return f"{number:,} of {amount(of, f'{medium} sample'.strip())} ({percent(number, of)})"
+
+
+def percent(number: float, of: float) -> str:
+    """Write `number` as a share of `of` in percent; a share above zero is never shown as zero."""
+    share = number / of if of else 0.0
+    return f"{share:.0%}" if share >= 0.1 or not share else "under 0.01%" if share < 1e-4 else f"{share:.2%}"
+
+
+def named_keys(keys: Mapping[str, Mapping[str, Any]]) -> str:
+    """List some unknown keys of records as text; `keys`: key → number of `samples`, and one sample as `example`."""
+    named = (
+        f"{clipped(key, _MAX_NAME_CHARS)} ({found['samples']:,}, as {found['example']}{similar_key_hint(key)})"
+        for key, found in keys.items()
+    )
+    return f"{', '.join(islice(named, _MAX_KEYS))}{', …' * (len(keys) > _MAX_KEYS)}"

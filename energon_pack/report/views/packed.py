@@ -6,16 +6,24 @@ from dataclasses import replace
 from energon_pack.dataset.files import PlanRow
 from energon_pack.dataset.pack_json import ParsedPack, messages_of, read_written_tokens
 from energon_pack.errors import PackError, one_line
-from energon_pack.report.views.spans import TokenDecoder, with_tokens
-from energon_pack.report.views.view import MediumView, MemberView, PackPlace, PackView, thumbnail, turns_of
+from energon_pack.report.views.view import (
+    MediumView,
+    MemberView,
+    PackPlace,
+    PackView,
+    TokenDecoder,
+    thumbnail,
+    turns_of,
+    with_tokens,
+)
 from energon_pack.samples.bytes import ByteRange, Bytes, as_file
-from energon_pack.samples.flavors.schema import MESSAGES_FIELD
+from energon_pack.samples.flavors.base import MESSAGES_FIELD
 from energon_pack.samples.media.kinds import IMAGE, KINDS
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.options import options_of
+from energon_pack.samples.pack_tokens import TokensDamaged
 from energon_pack.samples.sample import Part, media_type
 from energon_pack.samples.skip import Skip
-from energon_pack.samples.tokens_part import TokensDamaged
 
 
 def pack_view(

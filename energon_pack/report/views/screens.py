@@ -7,8 +7,7 @@ from rich.text import Text
 
 from energon_pack.errors import amount, printable
 from energon_pack.report.pages.bars import Piece, legend, segmented_bar
-from energon_pack.report.pages.html import Html, details, join, tag
-from energon_pack.report.pages.rows import Rows, code_cell, print_table
+from energon_pack.report.pages.html import Html, Rows, code_cell, details, join, print_table, tag
 from energon_pack.report.views.text import MARKS_EXPLAINED, Block, Pictures, Sentence, Tokens, Turns
 from energon_pack.report.views.view import MediumView, MemberView, PackView, Span, weight_text
 from energon_pack.run.console import console, say

@@ -15,8 +15,8 @@ from typing import Any
 
 import psutil
 
-from energon_pack.run.expansion_bounds import enable_memory_bounds
 from energon_pack.run.heavy_imports import collect_garbage_rarely
+from energon_pack.run.plain_data import enable_memory_bounds
 
 #: Workers use one thread each: processes give the parallelism, and waiting threads would use cores, too.
 ONE_THREAD_ENV = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

@@ -8,24 +8,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from energon_pack.samples.dialects.lost_texts import (
+from energon_pack.samples.dialects.pairs import (
     are_contained,
+    first_answer,
     normalized_texts,
+    question_and_answer_turns,
     refuse_lost_texts,
     thoughts_beside,
-)
-from energon_pack.samples.dialects.pairs import (
-    first_answer,
-    question_and_answer_turns,
     turn,
     turns_of_prompts_and_captions,
 )
 from energon_pack.samples.documents import document_of, text_unless_chat
-from energon_pack.samples.hint import Hint
-from energon_pack.samples.roles import refuse_message
 from energon_pack.samples.sample import MESSAGE_KEYS, Message
 from energon_pack.samples.settings import ReadSettings, SampleType
-from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
+from energon_pack.samples.skip import Hint, Reason, Skip, value_of_synonyms
+from energon_pack.samples.turns import refuse_message
 
 #: fields that hold ordinary turns, or pairs, under other names than `messages`
 TURN_FIELDS = ("conversation", "dialog", "dialogue", "turns")

@@ -6,16 +6,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from energon_pack.errors import PackError
-from energon_pack.samples.flavors.base import Flavor, PackedFlavor
+from energon_pack.samples.flavors.base import Flavor, PackedFlavor, with_referenced_parts
 from energon_pack.samples.flavors.captioning import PackedCaptioning
 from energon_pack.samples.flavors.fit import FIT_RULES
 from energon_pack.samples.flavors.multi_mix_qa import MultiMixQA, PackedMultiMixQA, PackedTrees
-from energon_pack.samples.flavors.references import with_referenced_parts
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.pack_reader import format_problem, meta_of, refuse_wrong_len, tokens_of_pack
-from energon_pack.samples.pack_tokens import members_of
+from energon_pack.samples.pack_tokens import PACK_FORMAT, TOKENS_PART, PackTokens, members_of
 from energon_pack.samples.parts import Parts, ReadMedia, json_of
-from energon_pack.samples.tokens_part import PACK_FORMAT, TOKENS_PART, PackTokens
 
 UNPACKED_FLAVOR = MultiMixQA()
 DEFAULT_FLAVOR = PackedMultiMixQA()

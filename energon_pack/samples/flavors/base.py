@@ -1,4 +1,4 @@
-"""The base classes of flavours, the layouts of packs. Each flavour is a class in its own file; `__init__` lists them.
+"""The base classes of flavours, the layouts of packs, and the JSON that they share. A flavour has its own file.
 
     Conversation ──member_value──► a member's part of the JSON ──write──► the JSON ──members──► the members' parts
     the parts of a pack ──load──► fields of an Energon sample ──inputs──► MemberInput: what training encodes
@@ -7,14 +7,81 @@ The check of a pack asks its flavour what the JSON has to hold, so the class tha
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from energon_pack.samples.flavors.schema import Schema
+from energon_pack.errors import quote
+from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.member import MemberInput
-from energon_pack.samples.parts import Parts
+from energon_pack.samples.pack_tokens import CHECKSUM_FIELD, PACK_FORMAT
+from energon_pack.samples.parts import (
+    REFERENCES_FIELD,
+    SOURCE_PARTS_FIELD,
+    Parts,
+    ReadMedia,
+    Reference,
+    has_references,
+    read_referenced,
+)
 from energon_pack.samples.sample import Message
+
+#: The field with the conversations; `output.messages=false` leaves it out.
+MESSAGES_FIELD = "messages"
+
+Schema = Mapping[str, tuple[str, Callable[[Any], bool]]]
+
+
+def wrong_fields(value: Any, where: str, schema: Schema) -> Iterator[str]:
+    """Yield a message for each field that an object lacks or has in another type; `where`: their prefix (`_meta.`)."""
+    if not isinstance(value, dict):
+        yield f"{where.rstrip('.')} is {quote(value)}, not an object"
+        return
+    for name, (kind, is_it) in schema.items():
+        if name not in value:
+            yield f"no {where}{name}"
+        elif not is_it(value[name]):
+            yield f"{where}{name} is {quote(value[name])}, not {kind}"
+
+
+def list_checker(kind: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(type(item) is kind for item in value)
+
+
+def is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 53
+
+
+def _is_lists_of_strings(value: Any) -> bool:
+    return isinstance(value, list) and all(map(list_checker(str), value))
+
+
+LIST_TYPE = ("a list", lambda value: isinstance(value, list))
+NAMES_TYPE = ("a list of lists of names", _is_lists_of_strings)
+TEXTS_TYPE = ("a list of lists of texts", _is_lists_of_strings)
+OBJECTS_TYPE = ("a list of objects", list_checker(dict))
+COUNT_TYPE = ("a count", is_count)
+COUNTS_TYPE = ("a list of counts", lambda value: isinstance(value, list) and all(map(is_count, value)))
+_STRING_TYPE = ("a string", lambda value: isinstance(value, str))
+
+#: The fields of `_meta` in every pack that this package writes.
+META_SCHEMA: Schema = {
+    "format": (str(PACK_FORMAT), lambda value: type(value) is int and value == PACK_FORMAT),
+    "pack_id": _STRING_TYPE,
+    "sample_ids": ("a list of strings", list_checker(str)),
+    "token_lens": COUNTS_TYPE,
+    "num_supervised": COUNTS_TYPE,
+    "total_token_len": COUNT_TYPE,
+    "fingerprint": _STRING_TYPE,
+    "source_parts": NAMES_TYPE,
+    CHECKSUM_FIELD: COUNT_TYPE,
+}
+#: Fields of `_meta` in packs that name the media of each member.
+MEDIA_SCHEMA: Schema = {
+    "media_files": NAMES_TYPE,
+    "media_type": (", ".join(MEDIA_TYPES), lambda value: value in MEDIA_TYPES),
+}
+
 
 Fields = Mapping[str, Any]
 
@@ -177,3 +244,72 @@ def sample_json(conversation: Conversation) -> dict[str, Any]:
     clashing = {name: item for name, item in conversation.fields.items() if name in used}
     value |= {name: item for name, item in conversation.fields.items() if name not in used}
     return value | ({"source_fields": clashing} if clashing else {})
+
+
+def _is_source_place(value: Any) -> bool:
+    """Tell whether a value is `[shard, offset, size]`, `[path]` or `[path, key]`."""
+    names, numbers = (value[:1], value[1:]) if isinstance(value, list) and len(value) == 3 else (value, [])
+    return list_checker(str)(names) and 0 < len(names) < 3 and all(map(is_count, numbers))
+
+
+def _is_name_size_checksum(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 3 and isinstance(value[0], str) and all(map(is_count, value[1:]))
+
+
+def _is_list_of_lists_of(is_it: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    def are_all(items: Any) -> bool:
+        return isinstance(items, list) and all(map(is_it, items))
+
+    return lambda value: isinstance(value, list) and all(map(are_all, value))
+
+
+def with_references(pack_json: Fields, flavor: PackedFlavor, members: Sequence[Sequence[Reference]]) -> dict[str, Any]:
+    """Turn the JSON of a pack with copies of media into one with each member's references to the source."""
+    refs = [[list(part.place) for part in parts] for parts in members]
+    stated = [[[part.name, part.size, part.checksum] for part in parts] for parts in members]
+    fields = {REFERENCES_FIELD if name == flavor.media_field else name: item for name, item in pack_json.items()}
+    return {**fields, REFERENCES_FIELD: refs, "_meta": {**pack_json["_meta"], SOURCE_PARTS_FIELD: stated}}
+
+
+def without_references(pack_json: Fields, flavor: PackedFlavor) -> dict[str, Any]:
+    """Turn the JSON of a pack with references back into that of a pack with copies of media."""
+    names = [[part[0] for part in parts] for parts in pack_json["_meta"][SOURCE_PARTS_FIELD]]
+    return {
+        flavor.media_field if name == REFERENCES_FIELD else name: flavor.media_names(names)
+        if name == REFERENCES_FIELD
+        else item
+        for name, item in pack_json.items()
+    }
+
+
+def reference_defects(pack_json: Fields) -> Iterator[str]:
+    """Yield a message for each reason why the references in a pack's JSON can't be read."""
+    meta = pack_json["_meta"] if isinstance(pack_json.get("_meta"), dict) else {}
+    refs, parts, ids = pack_json[REFERENCES_FIELD], meta.get(SOURCE_PARTS_FIELD), meta.get("sample_ids")
+    for name, listed, (said_kind, is_it) in (
+        (REFERENCES_FIELD, refs, ("a list of lists of places in the source", _is_list_of_lists_of(_is_source_place))),
+        (
+            f"_meta.{SOURCE_PARTS_FIELD}",
+            parts,
+            ("a list of lists of a name, a size and a checksum", _is_list_of_lists_of(_is_name_size_checksum)),
+        ),
+        ("_meta.sample_ids", ids, ("a list of strings", list_checker(str))),
+    ):
+        if not is_it(listed):
+            yield f"{name} is {quote(listed)}, not {said_kind}"
+            return
+    if not len(refs) == len(parts or ()) == len(ids or ()) or any(map(_are_of_other_media, refs, parts or ())):
+        yield f"{REFERENCES_FIELD} and _meta.{SOURCE_PARTS_FIELD} are not of the same media"
+
+
+def _are_of_other_media(refs: list[Any], parts: list[Any]) -> bool:
+    return len(refs) != len(parts) or any(len(r) == 3 and r[2] != p[1] for r, p in zip(refs, parts, strict=True))
+
+
+def with_referenced_parts(
+    parts: Parts, pack_json: Fields, flavor: PackedFlavor, read: ReadMedia
+) -> tuple[Parts, Fields]:
+    """Return parts and JSON as in a pack with copies of media; `read` gets the parts that are only in the source."""
+    if not has_references(pack_json):
+        return parts, pack_json
+    return {**parts, **read_referenced(parts, pack_json, read)}, without_references(pack_json, flavor)

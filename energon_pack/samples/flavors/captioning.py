@@ -8,15 +8,18 @@ from typing import Any, ClassVar
 
 from energon_pack.errors import quote
 from energon_pack.samples.conversation import placed_record
-from energon_pack.samples.flavors.base import Conversation, Fields, PackedFlavor, sample_json
-from energon_pack.samples.flavors.schema import (
+from energon_pack.samples.flavors.base import (
     COUNT_TYPE,
     LIST_TYPE,
     META_SCHEMA,
     NAMES_TYPE,
     OBJECTS_TYPE,
     TEXTS_TYPE,
+    Conversation,
+    Fields,
+    PackedFlavor,
     Schema,
+    sample_json,
 )
 from energon_pack.samples.media.kinds import IMAGE
 from energon_pack.samples.member import NO_OPTIONS, MemberInput

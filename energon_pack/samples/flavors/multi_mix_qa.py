@@ -9,19 +9,17 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from energon_pack.samples.flavors.base import (
-    Conversation,
-    Fields,
-    Flavor,
-    PackedFlavor,
-    sample_json,
-)
-from energon_pack.samples.flavors.schema import (
     COUNTS_TYPE,
     MEDIA_SCHEMA,
     MESSAGES_FIELD,
     META_SCHEMA,
     OBJECTS_TYPE,
+    Conversation,
+    Fields,
+    Flavor,
+    PackedFlavor,
     Schema,
+    sample_json,
 )
 from energon_pack.samples.media.kinds import IMAGE, KIND_BY_LETTER, KINDS, VIDEO
 from energon_pack.samples.member import NO_OPTIONS, MemberInput, Shared, media_fields

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, BinaryIO
 
-from energon_pack.samples.media.arguments import video_metadata
 from energon_pack.samples.media.kinds import IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.medium import (
     FRAMES_KEY,
@@ -19,6 +18,7 @@ from energon_pack.samples.media.medium import (
     Media,
     MediumSettings,
 )
+from energon_pack.samples.media.prepared import video_metadata
 from energon_pack.samples.media.stream_probe import probe_sound_length_of_video
 from energon_pack.samples.member import SampleOptions
 from energon_pack.samples.skip import Reason, Skip, value_of_synonyms

@@ -1,18 +1,25 @@
-"""Translate other tools' spellings of a JSONL line for `parse_record`: media, columns, tags of roles. Pure.
+"""Translate other tools' spellings of a JSONL line for `parse_record`, and COCO's captions.
 
 {"images": ["a.jpg", ["f0.jpg", "f1.jpg"]], "video": {"path": "b.mp4"}, "messages": […]}
+
+{"images": [{"id": 7, "file_name": "7.jpg"}], "annotations": [{"image_id": 7, "caption": "A cat."}]}
 """
 
+import json
+import mmap
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from energon_pack.samples.dialects.lost_texts import refuse_unread_options
+from energon_pack.run.bounded_memory import LruCache
+from energon_pack.run.plain_data import parse_json
+from energon_pack.samples.dialects.pairs import refuse_unread_options
 from energon_pack.samples.dialects.pictures import names_file, refuse_url
 from energon_pack.samples.dialects.rewrite import rewrite_record, with_our_names, with_renamed_turns
 from energon_pack.samples.dialects.table import Dialect, turns_of_question
-from energon_pack.samples.frame_lists import frame_list_settings
+from energon_pack.samples.frames import frame_list_settings
 from energon_pack.samples.lost_media import empty_media_keys
 from energon_pack.samples.markers import without_minicpm_marks
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, MEDIA_KEYS, PART_TYPES, VIDEO
@@ -23,6 +30,7 @@ from energon_pack.samples.record import Record, parse_rewritten_record
 from energon_pack.samples.sample import Message
 from energon_pack.samples.settings import Frames, ReadSettings
 from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
+from energon_pack.sources.storage import File
 
 _PATH_KEYS = ("path", "url", *PART_TYPES)  # keys with the path, in an entry that is an object
 _ROLE_TAGS = {
@@ -48,7 +56,7 @@ class RowSettings:
     ratio: float = 1.0
     #: whether media may lie on any object store; else only on the store of `media_root`
     remote_media: bool = False
-    #: where media lie now, by the beginnings of their names (`sources.media_map`)
+    #: where media lie now, by the beginnings of their names (`sources.media_paths`)
     media_map: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -242,3 +250,66 @@ def _renamed_fields(value: Mapping[str, Any], rows: RowSettings, settings: ReadS
     roles = {tags[name]: role for name, role in _ROLE_TAGS.items() if name in tags}
     keys = {"role": tags.get("role_tag"), "content": tags.get("content_tag")}
     return with_renamed_turns(value, settings, keys, roles)
+
+
+#: the beginning of such a file
+_FIRST_KEY = re.compile(rb'(\xef\xbb\xbf)?\s*\{\s*"(info|licenses|images|annotations|type|categories)"\s*:\s*["[{]')
+_NUM_HEAD_BYTES = 512
+_IMAGE_ID = re.compile(rb'"image_id"\s*:')
+_IMAGES_KEY = re.compile(rb'"images"\s*:\s*(?=\[)')
+
+#: path and version of a file → name of each image; None: the file has no COCO captions
+_image_names_of: LruCache[tuple[str, str], tuple[dict[int, str] | None]] = LruCache(4)
+
+
+def is_coco(file: File) -> bool:
+    """Tell whether a file is one JSON object with COCO captions."""
+    if not _FIRST_KEY.match(file.read(0, min(file.size, _NUM_HEAD_BYTES))):
+        return False
+    with memory_mapped(file) as data:
+        return data.find(b'"annotations"') >= 0 and data.find(b'"caption"') >= 0
+
+
+def with_coco_image_name(record: bytes, source_file: File, source_path: str) -> bytes:
+    """Return a sample's JSON with the file name of its image if it is a COCO caption; any other JSON unchanged."""
+    if not _IMAGE_ID.search(record):
+        return record
+    kept = _image_names_of.get((source_path, source_file.version)) or _image_names_of.put(
+        (source_path, source_file.version), (_image_names(source_file),)
+    )
+    if kept[0] is None:
+        return record
+    try:
+        value = parse_json(record)
+    except ValueError:  # reading the record reports it
+        return record
+    if not isinstance(value, dict) or "caption" not in value:
+        return record
+    number = value.get("image_id")
+    name = kept[0].get(number) if isinstance(number, int) else None
+    if name is None:
+        raise Skip(Reason.MISSING_MEDIA, f"image_id {number!r} is none of `images`")
+    return json.dumps({"image": name, "caption": value["caption"]}).encode()
+
+
+def _image_names(file: File) -> dict[int, str] | None:
+    if not is_coco(file):
+        return None
+    with memory_mapped(file) as data:
+        begin = _IMAGES_KEY.search(data)
+        text = "[]" if begin is None else data[begin.end() :].decode("utf-8", "replace")
+    try:
+        images, _ = json.JSONDecoder().raw_decode(text)
+        return {image["id"]: str(image["file_name"]) for image in images}
+    except (ValueError, KeyError, TypeError):
+        return {}  # damaged: each caption then reports that its image is missing
+
+
+@contextmanager
+def memory_mapped(file: File) -> "Iterator[mmap.mmap | bytes]":
+    """Yield all bytes of a file: mapped into memory, or read if the file has no descriptor."""
+    if file.fd is None:
+        yield file.read(0, file.size)
+        return
+    with mmap.mmap(file.fd, 0, access=mmap.ACCESS_READ) as data:
+        yield data

@@ -23,7 +23,7 @@ from energon_pack.run.files import digest_of_rest
 from energon_pack.run.plain_data import parse_json
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason
-from energon_pack.sources.jsonl.coco import is_coco, memory_mapped
+from energon_pack.sources.jsonl.dialects import is_coco, memory_mapped
 from energon_pack.sources.other_formats import open_refusing_compressed, other_format
 from energon_pack.sources.storage import File
 from energon_pack.sources.tar import BLOCK

@@ -14,7 +14,7 @@ from energon_pack.run.console import say
 from energon_pack.run.plain_data import parse_json
 from energon_pack.sources.jsonl.dialects import RowSettings
 from energon_pack.sources.jsonl.line_index import BYTE_ORDER_MARK
-from energon_pack.sources.media_map import media_map_of
+from energon_pack.sources.media_paths import media_map_of
 from energon_pack.sources.mixture import MAX_META_BYTES, read_yaml
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.storage import absolute, folder_of, is_file, open_file, path_in

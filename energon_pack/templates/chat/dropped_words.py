@@ -1,4 +1,4 @@
-"""Find the words of a conversation that a chat template does not write.
+"""Find the words and the tools of a conversation that a chat template does not write.
 
     {"role": "assistant", "content": "I ask.", "tool_calls": [{"function": {"name": "f", "arguments": {"x": "y"}}}]}
       words of the turn, in this order:  "I ask."   "f"   "x"   "y"
@@ -8,19 +8,28 @@
 Each text, thought, name of a call, key and scalar of its arguments has to stand in the rendered turn, behind the one
 before it: as it is, or as JSON or Python escape it. White space does not count. Templates may write the groups of a
 turn (thought, text, calls) and the keys of an object in another order; then the order in which most words stand counts.
+
+The template is shown the same conversation with other names of its tools, which have to stand in its output: a template
+may write tools only beside certain turns. `dropped_words` looks for the words of the turns.
 """
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, permutations
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from energon_pack.samples.sample import THOUGHT_KEYS, Message
-from energon_pack.samples.written_calls import json_or_none
+from energon_pack.samples.skip import Reason, Skip
+from energon_pack.samples.turns import json_or_none
 from energon_pack.templates.chat.labels import Range, ThinkMarks
 from energon_pack.templates.chat.text_marks import texts_of
 from energon_pack.templates.chat.turns import SpecialTokens
+from energon_pack.templates.settings import TemplateDrops
+
+if TYPE_CHECKING:
+    from energon_pack.templates.chat.renderer import Renderer
+
 
 THOUGHT, TEXT, CALL = "thought", "text", "call"
 #: the setting that packs such samples
@@ -264,3 +273,40 @@ def _num_lost(lost: Sequence[ExpectedWords]) -> tuple[int, int]:
 
 def _compact(text: str) -> str:
     return "".join(text.split())
+
+
+_PROBE = "energon_pack_probe"
+
+
+def check_for_left_out_tools(
+    template: "Renderer", messages: list[Message], tools: Sequence[Any] | None, drops: TemplateDrops
+) -> bool:
+    """Say whether the template leaves out tools; also True if it refuses the conversation with other names.
+
+    Args:
+        drops: `labels.template_drops`.
+
+    Raises:
+        Skip: `template_drops`, unless these are kept, if it leaves out tools that answers call.
+    """
+    if not tools:
+        return False
+    names = [f"{_PROBE}_{number}_" for number in range(len(tools))]
+    try:
+        text = template.render(messages, [*map(_renamed_tool, tools, names)])
+    except Skip:
+        text = ""
+    is_left_out = any(name not in text for name in names)
+    if is_left_out and drops is TemplateDrops.skip and any(message.get("tool_calls") for message in messages):
+        advice = f"model.chat_template=FILE gives another, source.tools=text writes calls as text, {KEEP_ADVICE}"
+        problem = f"the chat template leaves out tools, whose calls would be trained ({advice})"
+        raise Skip(Reason.TEMPLATE_DROPS, problem)
+    return is_left_out
+
+
+def _renamed_tool(tool: Any, name: str) -> Any:
+    """Return a tool with another name; what is no object stays as it is, and the template refuses it."""
+    if not isinstance(tool, dict):
+        return tool
+    function = tool.get("function")
+    return {**tool, "function": {**function, "name": name}} if isinstance(function, dict) else {**tool, "name": name}

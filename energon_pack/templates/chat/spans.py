@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.templates.chat.part_spans import Parts, PartSpanFinder
+from energon_pack.templates.chat.labels import Parts, PartSpanFinder
 from energon_pack.templates.chat.renderer import last_question
 from energon_pack.templates.chat.text_marks import (
     MarkedConversation,

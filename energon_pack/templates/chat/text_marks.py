@@ -18,8 +18,8 @@ from enum import Enum
 from itertools import count
 from typing import Any, NamedTuple
 
-from energon_pack.samples.joined_turns import cut_by_weights
 from energon_pack.samples.sample import REASONING_KEYS, Message
+from energon_pack.samples.turns import cut_by_weights
 from energon_pack.samples.weights import PART_WEIGHTS, TURN_WEIGHT_KEYS
 
 #: noncharacters that are kept in rendered texts

@@ -1,11 +1,10 @@
 """Families of models: each has a file with its rules; this file lists them by name."""
 
-from energon_pack.templates.families.internvl import InternVL
 from energon_pack.templates.families.kimi import Kimi
-from energon_pack.templates.families.llava import LlavaOneVision
 from energon_pack.templates.families.qwen_vl import Qwen3VL, QwenVL
 from energon_pack.templates.families.rules import MediaRules, TextRules
 from energon_pack.templates.families.shapes import BlankImageRules, ShapeRules
+from energon_pack.templates.families.tiles import InternVL, LlavaOneVision
 
 #: `model.template` of the config: the family's media rules by name.
 FAMILIES: dict[str, type[MediaRules]] = {

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from energon_pack.samples.media.arguments import PreparedMedia, VideoClip, media_arguments
 from energon_pack.samples.media.kinds import AUDIO, VIDEO
 from energon_pack.samples.media.medium import Media
+from energon_pack.samples.media.prepared import PreparedMedia, VideoClip, media_arguments
 from energon_pack.samples.media.requested import video_metadata_of
 from energon_pack.templates.families.stand_ins import BlankMedia
-from energon_pack.templates.processor_part import processor_part
+from energon_pack.templates.pixels import processor_part
 
 _SEPARATOR = "\ue000"  # a private-use character: no chat, and no processor, writes it
 _CALL_LOCK = threading.Lock()  # all callers share a processor, which is changed during a call

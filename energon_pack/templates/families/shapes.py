@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from energon_pack.errors import PackError, one_line
-from energon_pack.samples.media.arguments import PreparedMedia, VideoClip, media_arguments
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO, describe
 from energon_pack.samples.media.medium import Media
+from energon_pack.samples.media.prepared import PreparedMedia, VideoClip, media_arguments
 from energon_pack.samples.media.requested import video_metadata_of
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.families.asked_processor import ProcessorProbe
@@ -22,7 +22,7 @@ from energon_pack.templates.families.rules import FRAME_KEYS, FrameSampling, Med
 from energon_pack.templates.families.sound_steps import LengthRangeCache
 from energon_pack.templates.families.stand_ins import BlankMedia, ShapeOnlyMedia
 from energon_pack.templates.full_processor import full_processor, quiet_transformers
-from energon_pack.templates.processor_part import processor_part
+from energon_pack.templates.pixels import processor_part
 
 _MAX_CACHED_ANSWERS = 100_000  # lists of sizes whose answers are kept
 _NUM_COMPARED_MEDIA = 32  # media in one call

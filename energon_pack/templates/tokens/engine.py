@@ -24,8 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer, models
 
-from energon_pack.templates.tokens.added import AddedTokens, Ids
-from energon_pack.templates.tokens.words import HOSTILE_TEXTS, WordTokenizer, word_pattern
+from energon_pack.templates.tokens.pieces import HOSTILE_TEXTS, AddedTokens, Ids, WordTokenizer, word_pattern
 
 #: a text, and ascending positions in it
 TextWithPositions = tuple[str, Sequence[int]]

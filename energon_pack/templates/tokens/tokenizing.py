@@ -15,7 +15,8 @@ from tokenizers import Tokenizer
 
 from energon_pack.errors import PackError
 from energon_pack.templates.sample import Rendered, Tokens
-from energon_pack.templates.tokens.added import (
+from energon_pack.templates.tokens.engine import TokenEngine
+from energon_pack.templates.tokens.pieces import (
     Ids,
     Ranges,
     RunSqueezer,
@@ -23,7 +24,6 @@ from energon_pack.templates.tokens.added import (
     expand_runs,
     ranges_without_first_token,
 )
-from energon_pack.templates.tokens.engine import TokenEngine
 
 #: approximate characters of a text that is cut, and of its pieces
 LONG_TEXT_CHARACTERS = 100_000

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_pack.plan.bins import Bins, drawn, lower_bound, lower_bound_l2, pack_bins
+from energon_pack.plan.bins import Bins, fits, lower_bound, lower_bound_l2, pack_bins
 from energon_pack.plan.bins.capped import pack_capped
-from energon_pack.plan.bins.drawn import drawn_fit
+from energon_pack.plan.bins.fits import drawn_fit
 from energon_pack.plan.bins.planned_bins import choose_fullest_sum, count_bins
 from energon_pack.plan.pool import Pool
 from energon_pack.plan.settings import Algorithm, PackingConfig
@@ -179,8 +179,8 @@ def test_each_item_is_in_a_bin_or_left(lens: list[int], capacity: int, waiting: 
     """If items are many, each drawn one stands for several; none may be lost or counted twice."""
     histogram = np.bincount(lens, minlength=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drawn, "_MAX_WAITING", waiting)
-        patch.setattr(drawn, "_MAX_DRAWS", most)
+        patch.setattr(fits, "_MAX_WAITING", waiting)
+        patch.setattr(fits, "_MAX_DRAWS", most)
         runs, left = drawn_fit(histogram, capacity, 0)
     fill, counts = np.zeros(count_bins(runs), np.int64), left.copy()
     for length, copies, first, num_bins in runs:

@@ -16,8 +16,8 @@ import yaml
 import energon_pack.flavors
 from energon_pack.config import Flavor as FlavorConfig
 from energon_pack.config import Format, Overlong, PackConfig
-from energon_pack.dataset.pack_files import PackFiles
 from energon_pack.dataset.pack_json import parse_pack
+from energon_pack.dataset.pack_parts import PackFiles
 from energon_pack.dataset.packing_template import load_template
 from energon_pack.dataset.sample_class import STACK_FLAVORS
 from energon_pack.flavors import PackedCaptioningSample

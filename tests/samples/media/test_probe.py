@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import EpsImagePlugin, Image, ImageOps
 
-from energon_pack.samples.frame_times import load_patch_positions
+from energon_pack.samples.frames import load_patch_positions
 from energon_pack.samples.media.image import decode_image
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.media.probe import probe, probe_part

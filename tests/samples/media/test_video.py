@@ -22,13 +22,13 @@ from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.sample import Part
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.storage import InMemory
-from energon_pack.templates.families.llava import LlavaOneVision
 from energon_pack.templates.families.qwen_vl import Qwen3VL, QwenVL
 from energon_pack.templates.families.rules import ProcessorSettings
+from energon_pack.templates.families.tiles import LlavaOneVision
 from energon_pack.templates.processor import load_saved_template, prepare_template
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import MediaConfig
-from energon_pack.verify.media_checks import check_decoding
+from energon_pack.verify.members import check_decoding
 from support.models import of_model
 from support.running import ROOT, need_torchvision
 from support.samples import video

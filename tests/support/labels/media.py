@@ -10,8 +10,8 @@ from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.jsonl.line_index import index_lines
 from energon_pack.sources.reader import Reader
-from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import read_sample
+from energon_pack.sources.source_file import IndexRow, rows_of
 from energon_pack.sources.wds import index_tar
 from energon_pack.templates.sample import Sample, Tokens
 from energon_pack.templates.template import Template

@@ -3,13 +3,13 @@
 from typing import Any
 
 import energon_pack
-from energon_pack.trainers import pack_datasets
+from energon_pack.trainers import on_disk
 from energon_pack.trainers.collator import Collator
 
 #: names that are replaced, so that no type holds for them
 _PACKAGE: Any = energon_pack
-_ALL: Any = pack_datasets.PackDatasetBase
-_NUMBERED: Any = pack_datasets.PacksByNumber
+_ALL: Any = on_disk.PackDatasetBase
+_NUMBERED: Any = on_disk.PacksByNumber
 _STREAMED: Any = energon_pack.StreamingPackedDataset
 
 

@@ -25,10 +25,9 @@ from energon_pack.templates.processor import load_saved_template, prepare_templa
 from energon_pack.templates.sample import Rendered, Sample
 from energon_pack.templates.template import Template
 from energon_pack.templates.tokens import tokenizing
-from energon_pack.templates.tokens.added import AddedTokens, RunSqueezer, expand_runs
 from energon_pack.templates.tokens.engine import EngineError, TokenEngine, doubtful_text_indices
+from energon_pack.templates.tokens.pieces import HOSTILE_TEXTS, AddedTokens, RunSqueezer, ascii_pattern, expand_runs
 from energon_pack.templates.tokens.tokenizing import Tokenizing
-from energon_pack.templates.tokens.words import HOSTILE_TEXTS, ascii_pattern
 from support.marks import slow
 from support.models import of_model
 
