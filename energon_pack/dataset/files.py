@@ -8,7 +8,7 @@ They may be damaged. Each function checks what it reads, and says what is wrong.
 Numbers are little-endian. What is known of one shard has the same form, and is joined at the end.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
@@ -269,7 +269,7 @@ def checksums_to_bytes(
     return places.tobytes() + np.array(sums, "<u4").tobytes()
 
 
-def joined_checksums(shards: Iterable[bytes]) -> bytes | None:
+def joined_checksums(shards: Sequence[bytes]) -> bytes | None:
     """Join the checksums of shards, in their order, to the bytes of a dataset's file; None: packs hold no media."""
     counts, sums = [np.zeros(1, np.uint64)], [np.zeros(0, "<u4")]
     for data in shards:

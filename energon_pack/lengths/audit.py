@@ -90,7 +90,7 @@ class AuditResult:
 
 def draw(measured: Sequence[MeasuredShard], share: float, seed: int) -> list[DrawnRows]:
     """Draw a random `share` (0 to 1) of the measured samples, rounded up to a whole one; equal seeds draw the same."""
-    chunks = list(chunks_of_pieces(enumerate(item.pieces for item in measured))) if share else []
+    chunks = [*chunks_of_pieces([*enumerate([item.pieces for item in measured])])] if share else []
     ends = np.cumsum([chunk.read(["reason"])["reason"].null_count for chunk in chunks])
     number = math.ceil(ends[-1] * share) if chunks else 0
     if not number:

@@ -61,10 +61,10 @@ def index_shards(shards: list[Shard], keep_damaged: bool, seed: int, workshop: W
     keys = [_key(shard) for shard in shards]
     known = [_find_indexed(cache, shard, key) for shard, key in zip(shards, keys, strict=True)]
     todo = [number for number, item in enumerate(known) if item is None]
-    jobs = (
+    jobs = [
         (cache.folder, cache.number, [shards[number] for number in batch], [keys[number] for number in batch])
         for batch in group_shards(todo, shards)
-    )
+    ]
     size = sum(shards[number].size for number in todo)
     with workshop.progress.stage("index", len(todo), "shards", size) as advance:
         results = workshop.executor.map(partial(call_counting_bytes, _index_job), jobs, are_short=True)

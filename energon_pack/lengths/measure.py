@@ -168,7 +168,7 @@ def _samples(indexed: Sequence[IndexedShard], todo: dict[int, Ints]) -> Iterator
 def _index_places(indexed: Sequence[IndexedShard], todo: dict[int, Ints]) -> Iterator[tuple[Chunk, Ints, list[Ints]]]:
     """Yield where the samples to measure are in the index: a chunk, its rows, each piece's row numbers in its shard."""
     of_index = {n: rows if (drawn := indexed[n].rows) is None else drawn[rows] for n, rows in todo.items()}
-    for chunk in chunks_of_pieces((number, indexed[number].pieces) for number in todo):
+    for chunk in chunks_of_pieces([(number, indexed[number].pieces) for number in todo]):
         places, rows = [], []
         before = 0
         for number, start, piece in zip(chunk.numbers, chunk.starts, chunk.pieces, strict=True):

@@ -1,6 +1,6 @@
 """Tells which media are the same: as when they were measured, by size and version of a file; as others, by content."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
 import numpy as np
@@ -40,7 +40,7 @@ def stale_rows(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]], execu
     """
     stale: StaleRows = {}
     chunks = list(_chunks_with_files(shards, pieces))
-    jobs = (_stale_rows_job(shards, chunk) for chunk in chunks)
+    jobs = [_stale_rows_job(shards, chunk) for chunk in chunks]
     for chunk, changes in zip(chunks, executor.map(_stale_rows_of_chunk, jobs, are_short=True), strict=True):
         if changes:
             places = np.array([place for place, *_ in changes])
@@ -70,7 +70,7 @@ def _skip_message(reason: str | None, detail: str | None) -> str | None:
 def refuse_changed_media(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]], workshop: Workshop) -> None:
     """Raise PackError if a media file changed since its sample was measured."""
     chunks = list(_chunks_with_files(shards, pieces))
-    jobs = (_stale_rows_job(shards, chunk) for chunk in chunks)
+    jobs = [_stale_rows_job(shards, chunk) for chunk in chunks]
     with workshop.progress.stage("compare", sum(chunk.num_rows for chunk in chunks), "samples") as advance:
         for chunk, changes in zip(
             chunks, workshop.executor.map(_stale_rows_of_chunk, jobs, are_short=True), strict=True
@@ -83,9 +83,7 @@ def refuse_changed_media(shards: Sequence[Shard], pieces: Sequence[Sequence[Piec
 
 
 def _chunks_with_files(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]]) -> Iterator[Chunk]:
-    with_files: Iterable[tuple[int, Sequence[Piece]]] = (
-        (number, pieces[number]) for number, shard in enumerate(shards) if shard.media_root is not None
-    )
+    with_files = [(number, pieces[number]) for number, shard in enumerate(shards) if shard.media_root is not None]
     return chunks_of_pieces(with_files, _JOB_ROWS)
 
 

@@ -46,7 +46,7 @@ from energon_pack.online.user_dataset import ID_PREFIX, MapStyleDataset, UserSam
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.settings import CUTTING_POLICIES
 from energon_pack.run.executors.local import LocalExecutor
-from energon_pack.run.files import make_once, one_process_at_a_time
+from energon_pack.run.files import is_intact, made_whole, one_process_at_a_time
 from energon_pack.run.progress import Progress
 from energon_pack.run.seeded_random import Ints
 from energon_pack.run.workshop import Workshop
@@ -217,8 +217,9 @@ def prepare(config: PackConfig, conversations: MapStyleDataset | None, fingerpri
             measured = _measure_given(samples_given, known or "once", method, of_stages.lengths, num_workers, workshop)
         planned = plan_source(measured, of_stages.plan, workshop)
         folder = workshop.cache("lazy", planned.identity[:24])
-        with workshop.timed("rows"):
-            make_once(folder / ITEMS_FOLDER, lambda part: _write(part, planned, packing))
+        if not is_intact(folder / ITEMS_FOLDER):
+            with workshop.timed("rows"), made_whole(folder / ITEMS_FOLDER) as made:
+                _write(made, planned, packing)
     if why := why_unpublished(planned.report, config.max_skipped, packing):
         raise SamplesLost(f"{why}{_first_skipped(folder / ITEMS_FOLDER / LEDGER, samples_given is not None, known)}")
     # measuring says of a shard whether its videos are decoded; source.limit may leave none of its samples

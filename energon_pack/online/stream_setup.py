@@ -21,7 +21,7 @@ from energon_pack.online.prepare import places_without_files, shared_number
 from energon_pack.online.samples import IndexedSamples, Samples, SourceIndexRow, StoredRows, write_index
 from energon_pack.online.user_dataset import MapStyleDataset, user_samples_of
 from energon_pack.run.executors.local import LocalExecutor
-from energon_pack.run.files import make_once, one_process_at_a_time
+from energon_pack.run.files import is_intact, made_whole, one_process_at_a_time
 from energon_pack.run.progress import Progress
 from energon_pack.run.workshop import Workshop
 from energon_pack.samples.settings import Take
@@ -250,7 +250,9 @@ def _samples_in_files(
     indexed = first_samples(index_source(source.shards, keep_damaged, seed, workshop), settings.limit)
     depends = [[item.key, *item.draw_settings, item.num_samples] for item in indexed]
     folder = workshop.cache("stream", _hash(depends)[:24]) / "once"
-    make_once(folder, lambda part: write_index(part / _INDEX_FILE, indexed))
+    if not is_intact(folder):
+        with made_whole(folder) as made:
+            write_index(made / _INDEX_FILE, indexed)
     samples = IndexedSamples(
         [item.shard for item in indexed], settings.reading, StoredRows(folder / _INDEX_FILE, SourceIndexRow)
     )

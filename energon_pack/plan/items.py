@@ -172,7 +172,7 @@ class Lengths:
         #: the type of the column `cut`
         self.cut_type = CUT_TYPE
         self._begin()
-        for chunk in chunks_of_pieces(enumerate(item.pieces for item in measured)):
+        for chunk in chunks_of_pieces([*enumerate([item.pieces for item in measured])]):
             self.add_cached_rows(chunk, None, is_sample=True)
         self.num_samples = self.num_items
         #: whether each sample is packed as its parts

@@ -133,7 +133,7 @@ def _rows_to_cut(
 
     `whole`: read all columns of the rows, not only those that choose them.
     """
-    for chunk in chunks_of_pieces((number, measured[number].pieces) for number in numbers):
+    for chunk in chunks_of_pieces([(number, measured[number].pieces) for number in numbers]):
         table = chunk.read(None if whole else recipe.columns)
         may_have_parts = recipe.select_rows(table)
         yield chunk.owners_of_rows[may_have_parts], table.filter(pa.array(may_have_parts))
@@ -143,7 +143,7 @@ def _lengths_with_cached_parts(
     lengths: Lengths, parts: dict[int, list[Piece]], may_have_parts: npt.NDArray[np.bool_]
 ) -> Lengths:
     """Find the rows of this run's samples among the cached parts of whole shards, and return the lengths with these."""
-    chunks = list(chunks_of_pieces(parts.items()))
+    chunks = list(chunks_of_pieces([*parts.items()]))
     ids = [_row_ids(chunk.owners_of_rows, chunk.read(["key"])) for chunk in chunks]
     known = pa.chunked_array(ids, pa.large_string())
     have_parts = lengths.scratch.zeros(lengths.num_samples, np.bool_)

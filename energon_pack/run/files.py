@@ -9,7 +9,7 @@ import os
 import stat
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -20,7 +20,7 @@ from energon_pack.errors import PackError
 META_FOLDER = ".nv-meta"
 #: of a file that `write_whole` has not renamed yet; a kill leaves it
 TEMPORARY_SUFFIX = ".tmp"
-#: a file in each folder of `make_once`: the names of its files, and the hash of each
+#: a file in each folder of `made_whole`: the names of its files, and the hash of each
 _HASHES_FILE = "sums.json"
 #: permissions that let no other user read
 _PRIVATE_FOLDER_MODE, _PRIVATE_FILE_MODE = 0o700, 0o600
@@ -41,15 +41,14 @@ def write_whole(path: Path, data: bytes, sync: bool = True) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def make_once(folder: Path, make: Callable[[Path], None]) -> None:
-    """Make a folder by `make`, unless an earlier call did so and no file was lost or damaged since."""
-    if is_intact(folder):
-        return
+@contextmanager
+def made_whole(folder: Path) -> Iterator[Path]:
+    """Give a new folder to write into, which becomes `folder` at the end, unless another process made it meanwhile."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         new_folder = Path(temporary) / "made"
         new_folder.mkdir()
-        make(new_folder)
+        yield new_folder
         write_whole(new_folder / _HASHES_FILE, json.dumps(_hashes_of(new_folder)).encode())
         if folder.exists() and not is_intact(folder):  # if it is whole, another run made it first and may be using it
             os.rename(folder, Path(temporary) / "damaged")
@@ -61,7 +60,7 @@ def make_once(folder: Path, make: Callable[[Path], None]) -> None:
 
 
 def is_intact(folder: Path) -> bool:
-    """Say whether `make_once` made this folder, and each file still has the same bytes."""
+    """Say whether `made_whole` made this folder, and each file still has the same bytes."""
     try:
         written = json.loads((folder / _HASHES_FILE).read_bytes())
     except (OSError, ValueError):

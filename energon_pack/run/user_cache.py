@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from energon_pack.run.files import is_intact, make_once, write_whole
+from energon_pack.run.files import is_intact, made_whole, write_whole
 
 _log = logging.getLogger(__name__)
 
@@ -70,14 +70,12 @@ _MOST_FOLDERS = 8
 def restore_kept_folder(kind: str, folder: Path) -> bool:
     """Make a folder like the one of its name that `keep_folder` kept; say whether there is one."""
     kept = user_cache_folder(kind, folder.name)
-
-    def copy(made: Path) -> None:
-        shutil.copytree(kept, made, dirs_exist_ok=True)
-        if not is_intact(made):
-            raise OSError(f"{kept} is damaged")
-
     try:
-        make_once(folder, copy)
+        if not is_intact(folder):
+            with made_whole(folder) as made:
+                shutil.copytree(kept, made, dirs_exist_ok=True)
+                if not is_intact(made):
+                    raise OSError(f"{kept} is damaged")
     except (OSError, shutil.Error) as error:
         if kept.exists():
             _log.warning("%s can't be read, and is made again: %s", kept, error)
@@ -88,17 +86,15 @@ def restore_kept_folder(kind: str, folder: Path) -> bool:
 
 
 def keep_folder(kind: str, folder: Path) -> None:
-    """Keep a copy of a folder of `make_once`, in place of the one that was not restored for longest.
+    """Keep a copy of a folder of `made_whole`, in place of the one that was not restored for longest.
 
     If that fails, a warning is logged.
     """
     kept = user_cache_folder(kind, folder.name)
-
-    def copy(made: Path) -> None:
-        shutil.copytree(folder, made, dirs_exist_ok=True)
-
     try:
-        make_once(kept, copy)
+        if not is_intact(kept):
+            with made_whole(kept) as made:
+                shutil.copytree(folder, made, dirs_exist_ok=True)
         others = sorted(kept.parent.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
     except (OSError, shutil.Error) as error:
         _log.warning("%s is not kept for the next start: %s", kept, error)

@@ -196,7 +196,7 @@ def _have_space_between(part: Message, other: Message) -> bool:
     return bool(part["text"][-1:].isspace() or other["text"][:1].isspace())
 
 
-def media_type_of_parts(conversations: Iterable[Any]) -> str | None:
+def media_type_of_parts(conversations: Sequence[Any]) -> str | None:
     """Return the media type of the content parts in these conversations: a kind, or `mix`; None: all are text.
 
     Unlike `<image>` in a text, a media part is never text. Raises Skip as `_refuse_wrong_part_indices` does.

@@ -104,7 +104,7 @@ def parse_rewritten_record(value: Any, settings: ReadSettings, listed: Sequence[
     value = value if without is None else without
     messages, used, other_texts = _find_messages(value, settings)
     unknown = {**unknown_keys(value, [*used]), **other_texts}
-    spelled = media_type_of_parts(value[key] for key in used)
+    spelled = media_type_of_parts([value[key] for key in used])
     if not messages:
         raise Skip(Reason.NO_MESSAGES, "the conversation is empty")
     system_key = "system" if value.get("system") else "system_prompt"  # ms-swift's

@@ -16,7 +16,7 @@ from typing import Any
 from PIL import Image, ImageDraw
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from energon_pack.run.files import make_once
+from energon_pack.run.files import is_intact, made_whole
 
 #: Raise this number when the demo's content changes: a cached demo is then made again.
 _VERSION = 1
@@ -46,14 +46,12 @@ _CHAT_TEMPLATE = """\
 def make_demo(folder: Path) -> tuple[str, str]:
     """Make the demo in a folder unless it is there; return the paths of its folder of tars and of its processor."""
     finished = folder / f"v{_VERSION}"
-    make_once(finished, _write_demo)
+    if not is_intact(finished):
+        samples = list(_make_samples(random.Random(0)))
+        with made_whole(finished) as made:
+            _write_source(made / "source", samples)
+            _write_processor(made / "processor", samples)
     return os.fspath(finished / "source"), os.fspath(finished / "processor")
-
-
-def _write_demo(folder: Path) -> None:
-    samples = list(_make_samples(random.Random(0)))
-    _write_source(folder / "source", samples)
-    _write_processor(folder / "processor", samples)
 
 
 # ------------------------------------------------------------------------------------------------------------ samples

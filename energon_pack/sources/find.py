@@ -84,7 +84,7 @@ class Source:
     @cached_property
     def parent_folders(self) -> frozenset[Path]:
         """Return the folders of this machine in which files of the source lie."""
-        paths = only_local_paths(shard.real_path for shard in self.shards)
+        paths = only_local_paths([shard.real_path for shard in self.shards])
         return frozenset(map(Path, map(os.path.dirname, paths)))
 
     @property

@@ -130,7 +130,7 @@ def write_nv_meta(planned: Planned, written: Written, output: OutputConfig) -> N
     _write_input_rules(folder, method.template_folder)
     sums = totals_of_written_plan(PlanFile(DatasetFolder(folder)), planned.cost_model)
     write_whole(folder / META_FOLDER / PACK_TOTALS_FILE, sums.to_bytes())
-    media_sums = joined_checksums(shard.media_sums for shard in written.shards)
+    media_sums = joined_checksums([shard.media_sums for shard in written.shards])
     if media_sums is not None:
         write_whole(folder / META_FOLDER / MEDIA_SUMS_FILE, media_sums)
     hashed = (*HASHED_FILES, *([] if media_sums is None else [MEDIA_SUMS_FILE]))

@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from energon_pack.errors import PackError
-from energon_pack.run.files import is_intact, make_once, write_whole
+from energon_pack.run.files import is_intact, made_whole, write_whole
 from energon_pack.run.plain_data import dataclass_from_plain, plain
 from energon_pack.run.user_cache import keep_folder, read_kept, restore_kept_folder, version_of, write_kept
 from energon_pack.samples.input_rules import InputRules
@@ -62,18 +62,16 @@ def prepare_template(settings: TemplateSettings, cache_dir: Path) -> str:
     """
     folder = _processor_folder(settings.model)
     saved = _template_folder(settings, cache_dir, folder)
-
-    def make(built: Path) -> None:
-        template, choice = _template_and_rules_choice(settings, folder)
-        choice = replace(choice, ends_answers=template.ends_answers)
-        template.save(built)
-        if not choice.note:
-            _rules_with_processor_facts(template.input_rules, _template_key(settings, folder)).save(built)
-        write_whole(built / _CHOICE_FILE, json.dumps(asdict(choice)).encode())
-        _last_tokenizer.clear()
-        _last_tokenizer[os.fspath(saved)] = template.tokenizer
-
-    make_once(saved, make)
+    if not is_intact(saved):
+        with made_whole(saved) as built:
+            template, choice = _template_and_rules_choice(settings, folder)
+            choice = replace(choice, ends_answers=template.ends_answers)
+            template.save(built)
+            if not choice.note:
+                _rules_with_processor_facts(template.input_rules, _template_key(settings, folder)).save(built)
+            write_whole(built / _CHOICE_FILE, json.dumps(asdict(choice)).encode())
+            _last_tokenizer.clear()
+            _last_tokenizer[os.fspath(saved)] = template.tokenizer
     if not choice_of(os.fspath(saved)).note:
         keep_folder(_KEPT, saved)
     return os.fspath(saved)

@@ -20,7 +20,7 @@ from energon_pack.errors import PackError
 from energon_pack.run.bounded_memory import LruCache, Scratch, blocks
 from energon_pack.run.executors import JobFolder
 from energon_pack.run.executors.admission import enter_and_check_machine, terms_with_mark_files
-from energon_pack.run.files import make_once, one_process_at_a_time, user_temporary_folder, write_whole
+from energon_pack.run.files import is_intact, made_whole, one_process_at_a_time, user_temporary_folder, write_whole
 from support.running import ROOT
 
 
@@ -42,12 +42,13 @@ def test_a_folder_that_was_damaged_is_made_again(tmp_path: Path, damage: Callabl
     """Whichever of its files was cut, changed or lost; one that is whole is left alone."""
 
     def make(folder: Path) -> None:
-        (folder / "in").mkdir()
-        (folder / "in" / "a").write_bytes(b"content")
-        (folder / "b").write_bytes(b"more")
+        with made_whole(folder) as new:
+            (new / "in").mkdir()
+            (new / "in" / "a").write_bytes(b"content")
+            (new / "b").write_bytes(b"more")
 
     folder = tmp_path / "made"
-    make_once(folder, make)
+    make(folder)
     content = {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
     assert len(content) == 3
     for path, data in content.items():
@@ -55,26 +56,22 @@ def test_a_folder_that_was_damaged_is_made_again(tmp_path: Path, damage: Callabl
             path.unlink()
         else:
             path.write_bytes(damage(data))
-        make_once(folder, make)
+        assert not is_intact(folder)
+        make(folder)
         assert {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()} == content
-    make_once(folder, lambda _: pytest.fail("it is whole"))
+    assert is_intact(folder)
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
 
 
 def test_the_folder_of_a_faster_run_stays(tmp_path: Path) -> None:
     """It works with it: two jobs of a sweep made the demo at once, and one of them said that its source had changed."""
-    folder, inodes = tmp_path / "made", []
-
-    def make(made: Path) -> None:
-        (made / "file").write_text("same")
-
-    def slowly(made: Path) -> None:
-        make_once(folder, make)
-        inodes.append((folder / "file").stat().st_ino)
-        make(made)
-
-    make_once(folder, slowly)
-    assert inodes == [(folder / "file").stat().st_ino]
+    folder = tmp_path / "made"
+    with made_whole(folder) as slow:
+        with made_whole(folder) as fast:
+            (fast / "file").write_text("same")
+        inode = (folder / "file").stat().st_ino
+        (slow / "file").write_text("same")
+    assert (folder / "file").stat().st_ino == inode
 
 
 def test_a_lock_follows_no_link_and_empties_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

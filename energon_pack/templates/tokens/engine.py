@@ -64,7 +64,7 @@ class TokenEngine:
                 raise EngineError(f"measure.engine={engine} is for byte-level BPE, which this tokenizer is not")
             return
         self._pattern = pattern
-        self._added = AddedTokens(token["content"] for token in settings["added_tokens"])
+        self._added = AddedTokens([token["content"] for token in settings["added_tokens"]])
         self._normalizes = settings["normalizer"] is not None
         self.engine, self._characters_to_engine = "words", math.inf
         if engine == "gigatoken":

@@ -8,7 +8,7 @@ holds them in less memory.
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate, repeat
 from typing import Any
 
@@ -26,7 +26,7 @@ TokenRun = tuple[int, int]
 class AddedTokens:
     """Finds added tokens, such as `<|im_end|>`, in texts: the leftmost, then the longest, as tokenizers do."""
 
-    def __init__(self, tokens: Iterable[str]):
+    def __init__(self, tokens: Collection[str]):
         longest_first = sorted(tokens, key=len, reverse=True)
         self.longest = len(longest_first[0]) if longest_first else 0
         #: a regular expression without groups
