@@ -30,7 +30,6 @@ from energon_pack.samples.media_parts import refuse_other_kinds
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.missing_pictures import find_document_pictures, is_document_with_named_pictures
 from energon_pack.samples.options import options_of
-from energon_pack.samples.pairs import read_record
 from energon_pack.samples.record import Record, with_use_audio_setting
 from energon_pack.samples.sample import MediaPart, Part, media_type, media_type_by_name
 from energon_pack.samples.settings import ReadSettings
@@ -40,7 +39,7 @@ from energon_pack.sources.jsonl.dialects import RowSettings, parse_row
 from energon_pack.sources.media_paths import MediaMap, mapped_name, media_map_of, why_missing
 from energon_pack.sources.reader import NOT_THERE, state_of_medium
 from energon_pack.sources.settings import SourceConfig
-from energon_pack.sources.source_file import MeasuredRow
+from energon_pack.sources.source_file import MeasuredRow, read_record
 from energon_pack.sources.storage import open_file
 from energon_pack.templates.sample import Sample
 

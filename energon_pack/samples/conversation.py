@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from energon_pack.samples.dialects.pairs import question_and_answer_turns
 from energon_pack.samples.dialects.rewrite import is_written_chat
-from energon_pack.samples.frames import patch_position_files, settings_mark_frame_lists, time_marks, with_times_in_text
+from energon_pack.samples.frames import patch_position_files, settings_mark_frame_lists, time_marks
 from energon_pack.samples.lost_media import refuse_lost_media
 from energon_pack.samples.media.kinds import IMAGE, KINDS
 from energon_pack.samples.media.medium import Media
@@ -110,6 +110,41 @@ def _merged_media_settings(listed: Any, in_parts: list[dict[str, Any] | None]) -
     if not isinstance(listed, list) or len(listed) != len(in_parts):
         raise Skip(Reason.BAD_MESSAGE, f"media_settings is no list of {len(in_parts)} entries: {str(listed)[:80]}")
     return [{**(a or {}), **(b or {})} or None for a, b in zip(listed, in_parts, strict=True)]
+
+
+def with_times_in_text(messages: Sequence[Message], marks: Sequence[str]) -> list[Message]:
+    """Write the time of each image before its placeholder, and a newline after it, in all turns but the assistant's.
+
+    `marks`: the time of each image as text, from `time_marks`; empty: the messages stay unchanged.
+    """
+    if not marks:
+        return list(messages)
+    waiting = list(reversed(marks))
+
+    def in_text(text: str) -> str:
+        first, *rest = text.split(IMAGE.placeholder)
+        if len(rest) > len(waiting):
+            raise Skip(Reason.PLACEHOLDER_MISMATCH, f"fps, and more than {len(marks)} <image> in the user's turns")
+        return first + "".join(f"{waiting.pop()}{IMAGE.placeholder}\n{piece}" for piece in rest)
+
+    def in_parts(parts: list[Message]) -> list[Message]:
+        stamped_parts: list[Message] = []
+        for part in parts:
+            is_image = part["type"] == IMAGE.kind and waiting
+            stamped_parts += (
+                [{"type": "text", "text": waiting.pop()}, part, {"type": "text", "text": "\n"}] if is_image else [part]
+            )
+        return stamped_parts
+
+    result = []
+    for message in messages:
+        content = message["content"]
+        if message["role"] != "assistant":
+            content = in_text(content) if isinstance(content, str) else in_parts(content)
+        result.append({**message, "content": content})
+    if waiting:
+        raise Skip(Reason.PLACEHOLDER_MISMATCH, f"fps, and {len(waiting)} images in no turn of the user's")
+    return result
 
 
 #: fields that give images times; without them, no file of patch positions is read

@@ -1,11 +1,11 @@
-"""Reads frames that a sample lists as images: of a video, and with the time of each written into its text. Pure.
+"""Reads frames that a sample lists as images: of a video, and with the time of each as text. Pure.
 
     {"type": "video", "video": ["f0.jpg", "f1.jpg"]} ──frame_parts──► <image><image>, {"list_of_frames": 2} on the first
 
 Sources, plans and packs hold the images. A template and a model see one video.
 
-`fps` and the patch positions of a frame turn its `<image>` into `<0.5 seconds><image>` and a newline. The time is text,
-so its tokens count.
+`fps` and the patch positions of a frame turn its `<image>` into `<0.5 seconds><image>` and a newline
+(`conversation.with_times_in_text`). The time is text, so its tokens count.
 """
 
 import io
@@ -54,7 +54,6 @@ def settings_mark_frame_lists(settings: Any) -> bool:
     return isinstance(settings, list) and any(isinstance(item, Mapping) and item.get(FRAMES_KEY) for item in settings)
 
 
-_IMAGE = IMAGE.placeholder
 _MAX_DECIMALS = 9
 
 
@@ -100,38 +99,3 @@ def time_marks(fps: Any, decimals: Any, positions: Sequence[Any]) -> list[str]:
         raise Skip(Reason.BAD_MESSAGE, f"timestamp_decimal is {decimals!r}")
     times = (0 if array is None else int(array[0][0]) for array in positions)
     return [f"<{time / fps:.{decimals}f} seconds>" for time in times]
-
-
-def with_times_in_text(messages: Sequence[Message], marks: Sequence[str]) -> list[Message]:
-    """Write the time of each image before its placeholder, and a newline after it, in all turns but the assistant's.
-
-    `marks`: the time of each image as text, from `time_marks`; empty: the messages stay unchanged.
-    """
-    if not marks:
-        return list(messages)
-    waiting = list(reversed(marks))
-
-    def in_text(text: str) -> str:
-        first, *rest = text.split(_IMAGE)
-        if len(rest) > len(waiting):
-            raise Skip(Reason.PLACEHOLDER_MISMATCH, f"fps, and more than {len(marks)} <image> in the user's turns")
-        return first + "".join(f"{waiting.pop()}{_IMAGE}\n{piece}" for piece in rest)
-
-    def in_parts(parts: list[Message]) -> list[Message]:
-        stamped_parts: list[Message] = []
-        for part in parts:
-            is_image = part["type"] == IMAGE.kind and waiting
-            stamped_parts += (
-                [{"type": "text", "text": waiting.pop()}, part, {"type": "text", "text": "\n"}] if is_image else [part]
-            )
-        return stamped_parts
-
-    result = []
-    for message in messages:
-        content = message["content"]
-        if message["role"] != "assistant":
-            content = in_text(content) if isinstance(content, str) else in_parts(content)
-        result.append({**message, "content": content})
-    if waiting:
-        raise Skip(Reason.PLACEHOLDER_MISMATCH, f"fps, and {len(waiting)} images in no turn of the user's")
-    return result

@@ -3,34 +3,18 @@
     the chosen record, the rejected record ──with_rejected_side──► one record
     its sample ──cuts_of_pair──► two cuts: `chosen` and `rejected`, which fork behind the prompt
 
-`read_record` reads both records by the same settings, wherever samples are.
-
 The prompt is all before the last answer; only that answer is trained.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from energon_pack.samples.cut import CHOSEN, REJECTED, Cut
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import Message
-from energon_pack.samples.settings import ReadSettings, Take
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.turns import is_empty_answer
 from energon_pack.samples.weights import has_weight, sample_weight, turn_weight
-
-
-def read_record(read: Callable[[ReadSettings], Record], settings: ReadSettings) -> Record:
-    """Return the record that `read` parses by `settings`; of `source.take=both`, the record of the pair.
-
-    Raises what `read` and `with_rejected_side` raise.
-    """
-    if settings.take != Take.both:
-        return read(settings)
-    chosen, rejected = (replace(settings, take=Take.chosen) for _ in range(2))
-    rejected.takes_rejected = True
-    other = read(rejected)  # first: it says what is no pair
-    return with_rejected_side(read(chosen), other)
 
 
 def with_rejected_side(chosen: Record, rejected: Record) -> Record:

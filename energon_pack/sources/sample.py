@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from energon_pack.samples.bytes import ByteRange, as_file
 from energon_pack.samples.caption_beside import read_with_caption_beside
-from energon_pack.samples.conversation import TIME_FIELDS, PlacedRecord, ReadSample, placed_record
+from energon_pack.samples.conversation import TIME_FIELDS, PlacedRecord, ReadSample, placed_record, with_times_in_text
 from energon_pack.samples.cut import (
     REJECTED,
     Cut,
@@ -24,7 +24,7 @@ from energon_pack.samples.cut import (
     media_indices_of_part,
     messages_of_part,
 )
-from energon_pack.samples.frames import load_patch_positions, with_times_in_text
+from energon_pack.samples.frames import load_patch_positions
 from energon_pack.samples.hints import without_useless_hint
 from energon_pack.samples.media.kinds import KINDS, VIDEO
 from energon_pack.samples.media.medium import Media

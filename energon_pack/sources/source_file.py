@@ -1,7 +1,7 @@
 """One file of a source: its name, its place, and the rows that index, lengths and plan have of its samples."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import cached_property, partial
 from itertools import pairwise, repeat
 from typing import Any, ClassVar, TypeVar
@@ -11,10 +11,10 @@ import pyarrow as pa
 from energon_pack.run.address import bucket_of
 from energon_pack.run.seeded_random import Ints
 from energon_pack.samples.cut import Cut
-from energon_pack.samples.pairs import read_record
+from energon_pack.samples.pairs import with_rejected_side
 from energon_pack.samples.record import Record, with_use_audio_setting
 from energon_pack.samples.sample import MediaPart, Part
-from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.settings import ReadSettings, Take
 from energon_pack.sources.media_paths import split_file_and_key
 from energon_pack.sources.mixture import NO_SETTINGS, EntrySettings
 from energon_pack.sources.sample_ratio import drawn_rows, source_key
@@ -203,3 +203,16 @@ class SourceFile:
 def relative_path(folder: str, path: str) -> str:
     """Return a path as it is called in a folder; unchanged: it lies elsewhere."""
     return path.removeprefix(f"{folder.rstrip('/')}/")
+
+
+def read_record(read: Callable[[ReadSettings], Record], settings: ReadSettings) -> Record:
+    """Return the record that `read` parses by `settings`; of `source.take=both`, the record of the pair.
+
+    Raises what `read` and `with_rejected_side` raise.
+    """
+    if settings.take != Take.both:
+        return read(settings)
+    chosen, rejected = (replace(settings, take=Take.chosen) for _ in range(2))
+    rejected.takes_rejected = True
+    other = read(rejected)  # first: it says what is no pair
+    return with_rejected_side(read(chosen), other)

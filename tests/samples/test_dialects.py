@@ -8,12 +8,12 @@ import pytest
 
 from energon_pack.samples.dialects.table import DIALECTS
 from energon_pack.samples.media.requested import medium_settings_of
-from energon_pack.samples.pairs import read_record
 from energon_pack.samples.record import Record, parse_record
 from energon_pack.samples.sample import REASONING_KEYS, Message
 from energon_pack.samples.settings import ReadSettings, SampleType, Take
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.jsonl.dialects import RowSettings, parse_row
+from energon_pack.sources.source_file import read_record
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 from support.dialects import CONVERSATIONS, FORMS, Changed, Form, changed, expected
