@@ -18,7 +18,7 @@ from energon_pack.run.stores.requests import reraising_store_errors
 from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.cut import CUT_TYPE, schema_with_cut_type
 from energon_pack.samples.flavors.fit import contents_that_do_not_fit
-from energon_pack.samples.lost_media import kinds_without_medium
+from energon_pack.samples.media_marks import kinds_without_medium
 from energon_pack.samples.sample import AnyPart, Message, media_type, media_type_by_name
 from energon_pack.samples.settings import ReadSettings, UnreadMedia
 from energon_pack.samples.skip import Reason, Skip

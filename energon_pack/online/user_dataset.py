@@ -20,15 +20,14 @@ from energon_pack.online.samples import as_sample, sides_of
 from energon_pack.samples.conversation import ReadSample, placed_record
 from energon_pack.samples.dialects.pictures import refuse_url
 from energon_pack.samples.hints import without_useless_hint
-from energon_pack.samples.lost_media import is_empty_listing
 from energon_pack.samples.media.image_probe import medium_of, unreadable_image
 from energon_pack.samples.media.kinds import KINDS, MEDIA_KEYS
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.media.requested import with_requested_settings
-from energon_pack.samples.media_parts import refuse_other_kinds
+from energon_pack.samples.media_marks import is_empty_listing
+from energon_pack.samples.media_parts import find_document_pictures, is_document_with_named_pictures, refuse_other_kinds
 from energon_pack.samples.member import MemberInput
-from energon_pack.samples.missing_pictures import find_document_pictures, is_document_with_named_pictures
 from energon_pack.samples.options import options_of
 from energon_pack.samples.record import Record, with_use_audio_setting
 from energon_pack.samples.sample import MediaPart, Part, media_type, media_type_by_name

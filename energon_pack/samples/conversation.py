@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from energon_pack.samples.dialects.pairs import question_and_answer_turns
 from energon_pack.samples.dialects.rewrite import is_written_chat
 from energon_pack.samples.frames import patch_position_files, settings_mark_frame_lists, time_marks
-from energon_pack.samples.lost_media import refuse_lost_media
 from energon_pack.samples.media.kinds import IMAGE, KINDS
 from energon_pack.samples.media.medium import Media
+from energon_pack.samples.media_marks import refuse_lost_media
 from energon_pack.samples.member import MemberInput, SampleOptions, media_fields
 from energon_pack.samples.options import options_of
 from energon_pack.samples.placeholders import (

@@ -1,21 +1,36 @@
-"""Finds the media among a sample's parts: those that its JSON lists, or all that look like media."""
+"""Finds the media of a sample: among its parts, or the pictures of a document where it names them. Pure.
 
-from collections.abc import Iterator, Mapping, Sequence
+Its media are the parts that its JSON lists, or all that look like media. In a document, the places of pictures that are
+missing are taken out (`source.missing_media`):
+
+    A cat.<a.jpg>A dog.<gone.jpg>Both.  ──find_document_pictures──►  A cat.<a.jpg>A dog.⏎⏎Both.   removed: gone.jpg
+
+A picture is missing if no file, member or cell has its name, or if it has no bytes. One that is damaged is not missing.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
-from energon_pack.samples.dialects.pictures import DOWNLOAD_ADVICE
+from energon_pack.samples.dialects.pictures import DOWNLOAD_ADVICE, REMOVE_ADVICE
+from energon_pack.samples.documents import is_document, with_joined_texts
 from energon_pack.samples.media.kinds import IMAGE, KIND_OF_MEDIA_KEY, KINDS, MEDIA_KEYS, VIDEO, kind_by_extension
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.placeholders import num_text_placeholders
 from energon_pack.samples.record import Record
-from energon_pack.samples.sample import Part
+from energon_pack.samples.sample import Message, Part
+from energon_pack.samples.settings import MissingMedia
 from energon_pack.samples.skip import Reason, Skip
 
 #: the kind of media that a key of a record, or a content part, lists
 _KIND_OF_KEY = {**KIND_OF_MEDIA_KEY, **{f"content[].{kind}": kind for kind in KINDS}}
 #: extensions of pictures that do not move; a picture in memory may have none
 _STILL_EXTENSIONS = ("", "jpg", "jpeg", "png", "bmp", "tif", "tiff")
+#: the reasons of pictures that are missing; nothing is downloaded, so an address is one
+_REASONS_OF_MISSING = (Reason.MISSING_MEDIA, Reason.UNSUPPORTED_MEDIA)
+
+Found = TypeVar("Found")
 
 
 def media_parts(record: Record, key: str, parts: Sequence[Part]) -> list[Part]:
@@ -109,3 +124,55 @@ def _refuse_tar_links(parts: list[Part]) -> list[Part]:
     if link := next((part for part in parts if part.size < 0), None):
         raise Skip(Reason.MISSING_MEDIA, f"{link.name} is a link or the like, without bytes in the tar")
     return parts
+
+
+def is_document_with_named_pictures(record: Record) -> bool:
+    """Tell whether a record is a document whose pictures are named where they stand."""
+    content = record.messages[0]["content"]
+    names = [part.get("name") for part in content if part["type"] != "text"] if isinstance(content, list) else []
+    return is_document(record.messages) and bool(names) and None not in names and len(names) == len(_listed(record))
+
+
+def find_document_pictures(
+    record: Record, setting: MissingMedia, find: Callable[[str], Found]
+) -> tuple[Record, list[Found]]:
+    """Return a document without the places of pictures that are missing, and what `find` returned for the others.
+
+    Args:
+        record: one of `is_document_with_named_pictures`.
+        find: returns a picture by its name; Skip: it is missing, or can't be read.
+
+    Raises:
+        Skip: a picture is missing, and `setting` is not `remove`; or it can't be read.
+    """
+    [message], names = record.messages, iter(_listed(record))
+    pictures, kept, removed = list[Found](), list[Message](), list[str]()
+    for part in message["content"]:
+        if part["type"] == "text":
+            kept.append(part)
+            continue
+        name = next(names)
+        try:
+            if not name:
+                raise Skip(Reason.MISSING_MEDIA, "a place of the document has no text, and no picture either")
+            pictures.append(find(name))
+            kept.append(part)
+        except Skip as skip:
+            if skip.reason not in _REASONS_OF_MISSING:
+                raise
+            if setting is not MissingMedia.remove:
+                raise Skip(skip.reason, f"{skip.detail}; {REMOVE_ADVICE}") from None
+            removed.append(name)
+    if removed:
+        kept, gone = [*with_joined_texts(kept)], {*removed}
+        names_left = [name for name in _listed(record) if name not in gone]
+        text = "".join(part.get("text", "") for part in kept)
+        if not names_left and not text.strip():
+            raise Skip(Reason.NO_MESSAGES, "it has no text, and its pictures are missing")
+        message = {**message, "content": kept if names_left else text}
+        record = replace(record, messages=[message], listed_media=names_left, removed=removed)
+    return record, pictures
+
+
+def _listed(record: Record) -> list[str]:
+    return record.listed_media or []

@@ -11,8 +11,8 @@ from itertools import chain
 from typing import Any
 
 from energon_pack.errors import amount
-from energon_pack.samples.markers import with_placeholders_for_markers, without_minicpm_marks
 from energon_pack.samples.media.kinds import IMAGE, KINDS, PART_TYPES, VIDEO
+from energon_pack.samples.media_marks import with_placeholders_for_markers, without_minicpm_marks
 from energon_pack.samples.sample import CONTENT_KEYS, Message, media_type
 from energon_pack.samples.skip import Reason, Skip, key_of_synonyms
 
@@ -44,7 +44,7 @@ def place_media(
     videos, and as many `<image>` stand in the questions, these become `<video>`: so LLaVA-Video writes them.
 
     Args:
-        messages: in them, other tools may mark the places of media in their spelling (`samples.markers`).
+        messages: in them, other tools may mark the places of media in their spelling (`samples.media_marks`).
         kinds: the kind of each medium, in the order the sample lists them.
         answers: other answers to the questions, of a preference pair.
 

@@ -17,9 +17,9 @@ from energon_pack.samples.dialects.table import fitting_reading, no_conversation
 from energon_pack.samples.documents import DOCUMENT, document_of_answer, is_document
 from energon_pack.samples.frames import frame_lists_as_images, frame_parts
 from energon_pack.samples.keys import similar_key_hint, unknown_keys, without_synonyms
-from energon_pack.samples.lost_media import empty_media_keys
 from energon_pack.samples.media.kinds import KINDS, MEDIA_TYPES, PART_TYPES, VIDEO, kind_by_extension
 from energon_pack.samples.media.medium import SETTING_KEYS
+from energon_pack.samples.media_marks import empty_media_keys
 from energon_pack.samples.placeholders import flat_content, media_type_of_parts
 from energon_pack.samples.preference import PREFERENCE_KEYS, with_rejected_as_chosen, without_rejected_answer
 from energon_pack.samples.raw_json import without_nulls_in_tool_calls

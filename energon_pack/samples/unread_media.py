@@ -21,8 +21,8 @@ from energon_pack.samples.keys import (
     similar_key,
     similar_key_hint,
 )
-from energon_pack.samples.lost_media import is_empty_listing
 from energon_pack.samples.media.kinds import KINDS, PART_TYPES, kind_by_extension
+from energon_pack.samples.media_marks import is_empty_listing
 from energon_pack.samples.placeholders import num_text_placeholders
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import MESSAGE_KEYS

@@ -8,7 +8,7 @@ import pytest
 from energon_pack.config import PackConfig, plain
 from energon_pack.config.naming import content_settings
 from energon_pack.samples.conversation import placed_record
-from energon_pack.samples.missing_pictures import find_document_pictures, is_document_with_named_pictures
+from energon_pack.samples.media_parts import find_document_pictures, is_document_with_named_pictures
 from energon_pack.samples.record import Record, parse_record
 from energon_pack.samples.settings import MissingMedia, ReadSettings, SampleType
 from energon_pack.samples.skip import Reason, Skip

@@ -13,7 +13,7 @@ from energon_pack.errors import SamplesLost
 from energon_pack.pack import pack
 from energon_pack.report.remarks import remarks
 from energon_pack.samples.conversation import placed_record
-from energon_pack.samples.lost_media import kinds_without_medium
+from energon_pack.samples.media_marks import kinds_without_medium
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import ReadSettings, UnreadMedia
 from energon_pack.samples.skip import Reason, Skip

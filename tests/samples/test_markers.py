@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from energon_pack.samples.conversation import placed_record
-from energon_pack.samples.lost_media import kinds_without_medium
+from energon_pack.samples.media_marks import kinds_without_medium
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.record import Record, parse_record
 from energon_pack.samples.settings import ReadSettings

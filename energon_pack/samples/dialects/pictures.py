@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from energon_pack.run.address import bucket_of
 from energon_pack.samples.documents import DOCUMENT, with_joined_texts
-from energon_pack.samples.markers import CODE
 from energon_pack.samples.media.kinds import IMAGE, KINDS, MEDIA_KEYS, kind_by_extension
+from energon_pack.samples.media_marks import CODE
 from energon_pack.samples.placeholders import spells_placeholder
 from energon_pack.samples.sample import Message
 from energon_pack.samples.settings import MissingMedia, ReadSettings, SampleType

@@ -20,11 +20,10 @@ from energon_pack.samples.dialects.pictures import names_file, refuse_url
 from energon_pack.samples.dialects.rewrite import rewrite_record, with_our_names, with_renamed_turns
 from energon_pack.samples.dialects.table import Dialect, turns_of_question
 from energon_pack.samples.frames import frame_list_settings
-from energon_pack.samples.lost_media import empty_media_keys
-from energon_pack.samples.markers import without_minicpm_marks
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, MEDIA_KEYS, PART_TYPES, VIDEO
 from energon_pack.samples.media.medium import RATE_KEYS
-from energon_pack.samples.missing_pictures import is_document_with_named_pictures
+from energon_pack.samples.media_marks import empty_media_keys, without_minicpm_marks
+from energon_pack.samples.media_parts import is_document_with_named_pictures
 from energon_pack.samples.placeholders import flat_content, num_text_placeholders
 from energon_pack.samples.record import Record, parse_rewritten_record
 from energon_pack.samples.sample import Message
