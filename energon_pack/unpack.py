@@ -33,7 +33,7 @@ from energon_pack.run.files import META_FOLDER, sync_file_system
 from energon_pack.run.progress import Progress
 from energon_pack.samples.flavors import find_packed_flavor, reading_problem
 from energon_pack.samples.flavors.base import PackedFlavor
-from energon_pack.samples.parts import Reference
+from energon_pack.samples.sample import Reference
 from energon_pack.samples.single_samples import single_sample_of_member
 from energon_pack.sources.find import shard_of_file
 from energon_pack.sources.jsonl.line_index import ROW_PART

@@ -41,7 +41,7 @@ __main__
 BELOW = """
 errors version run steps
 samples.media samples.bytes samples.skip samples.sample samples.member samples.pack_tokens samples.written_tokens
-samples.parts samples.pack_reader samples.input_rules
+samples.pack_reader samples.input_rules
 sources.storage sources.store_objects sources.tar sources.other_formats sources.prepared_folder
 templates.full_processor templates.pixels
 """

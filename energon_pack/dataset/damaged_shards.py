@@ -8,7 +8,7 @@ from typing import Any
 from energon_pack.dataset.pack_parts import first_json
 from energon_pack.errors import PackError, amount
 from energon_pack.run.address import bucket_of
-from energon_pack.samples.parts import has_references, references_by_member
+from energon_pack.samples.sample import has_references, references_by_member
 from energon_pack.sources.storage import open_file
 
 _HOW_TO_REPAIR = "copy it again from where it is whole, or pack again"

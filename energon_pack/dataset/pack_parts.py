@@ -18,8 +18,7 @@ from energon_pack.run.plain_data import parse_json
 from energon_pack.samples.bytes import ByteRange, Bytes
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.pack_reader import READABLE_FLAVORS, PackMembers
-from energon_pack.samples.parts import Parts, ReadMedia
-from energon_pack.samples.sample import Part
+from energon_pack.samples.sample import Part, Parts, ReadMedia
 from energon_pack.sources.storage import File, read_ahead
 from energon_pack.sources.tar import BLOCK, TarScan
 
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from energon_pack.dataset.source_media import ReferencedMediaReader
-    from energon_pack.samples.parts import Reference
+    from energon_pack.samples.sample import Reference
 
 
 class PackFiles(NamedTuple):

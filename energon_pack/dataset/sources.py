@@ -11,16 +11,16 @@ from energon_pack.lengths.kept_tokens import KeptSample
 from energon_pack.lengths.measure import LengthsWrong
 from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.member import MemberInput, MemberTokens
-from energon_pack.samples.parts import Reference
-from energon_pack.samples.sample import AnyPart, Part
+from energon_pack.samples.sample import AnyPart, Part, Reference
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
+from energon_pack.sources.media_paths import END_BYTES, EndBytes, end_ranges, ends_of
 from energon_pack.sources.reader import Reader, SourceChanged, whole_medium_range
-from energon_pack.sources.referenced_media import END_BYTES, EndBytes, end_ranges, ends_of
+from energon_pack.sources.referenced_media import member_at
 from energon_pack.sources.sample import read_without_opening_media, with_headers
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import File
-from energon_pack.sources.tar_member import is_header_of, member_at
+from energon_pack.sources.tar import is_header_of
 from energon_pack.templates.processor import load_saved_template
 from energon_pack.templates.sample import Sample
 

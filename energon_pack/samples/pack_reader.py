@@ -26,7 +26,7 @@ from energon_pack.samples.pack_tokens import (
     members_of,
     read_tokens,
 )
-from energon_pack.samples.parts import (
+from energon_pack.samples.sample import (
     SOURCE_PARTS_FIELD,
     Parts,
     ReadMedia,

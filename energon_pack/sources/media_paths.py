@@ -2,28 +2,31 @@
 
     /mnt/old/a.jpg ──source.media_map=["/mnt/old=/data"]──► /data/a.jpg
 
-Packs, ledger and ids keep the names of the data: the same bytes at another place make the same packs.
+Packs, ledger and ids keep the names of the data: the same bytes at another place make the same packs. By the bytes at
+its ends (`EndBytes`), a medium is known again.
 """
 
 import os
 import re
 import shlex
 import stat
+import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from energon_pack.errors import PackError, one_line
 from energon_pack.run.address import bucket_of
 from energon_pack.run.bounded_memory import LruCache
 from energon_pack.run.plain_data import BoundExceeded, bounded, parse_json
-from energon_pack.samples.bytes import as_file
+from energon_pack.samples.bytes import Bytes, as_file
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.named_bytes import item_of, medium_at
 from energon_pack.sources.other_formats import TABLE_SUFFIXES
 from energon_pack.sources.storage import File, InMemory, open_file, read_ahead, state_of
+from energon_pack.sources.tar import parse_header
 
 #: beginnings of names, each with what stands in its place; the longest that fits is taken
 MediaMap = tuple[tuple[str, str], ...]
@@ -223,3 +226,48 @@ class OpenFiles:
 
     def __exit__(self, *_: object) -> None:
         self._open.clear()
+
+
+#: bytes at each end of a medium that are compared
+END_BYTES = 1024
+
+
+class EndBytes(NamedTuple):
+    """The first and the last bytes of a part of a source, and the tar header before it."""
+
+    header: bytes  # the header in the tar; empty for a separate file
+    first: bytes
+    last: bytes
+
+    @property
+    def checksum(self) -> int:
+        """Return a part's CRC-32: of its name in the tar header, and of both ends; ValueError: no valid header."""
+        name = b""
+        if self.header:
+            member = name_and_size(self.header)
+            if member is None:
+                raise ValueError("no header of a tar")
+            name = member[0].encode()
+        return zlib.crc32(self.last, zlib.crc32(self.first, zlib.crc32(name)))
+
+
+def end_ranges(offset: int, size: int) -> list[tuple[int, int]]:
+    """Return (offset, size) of the first and of the last 1,024 bytes of a part, or of all of it if it is smaller."""
+    end = min(size, END_BYTES)
+    return [(offset, end), (offset + size - end, end)]
+
+
+def ends_of(file: Bytes, offset: int, size: int, lead: int) -> EndBytes:
+    """Read the first and last bytes of a part, and the `lead` bytes of the tar header before it."""
+    (first, end), last = end_ranges(offset, size)
+    head = file.read(first - lead, lead + end)
+    return EndBytes(head[:lead], head[lead:], file.read(*last))
+
+
+def name_and_size(header: bytes) -> tuple[str, int] | None:
+    """Return name and size of the member that a header block describes; None: it is no header. Long names are cut."""
+    try:
+        name, size, _ = parse_header(header)
+    except (ValueError, struct.error):
+        return None
+    return name, size

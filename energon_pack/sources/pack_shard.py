@@ -31,9 +31,8 @@ from energon_pack.samples.flavors.base import (
     Schema,
     wrong_fields,
 )
-from energon_pack.samples.parts import has_references
 from energon_pack.samples.raw_json import load_json
-from energon_pack.samples.sample import MESSAGE_KEYS
+from energon_pack.samples.sample import MESSAGE_KEYS, has_references
 from energon_pack.samples.single_samples import single_sample_of_member
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources import wds

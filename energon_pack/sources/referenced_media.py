@@ -5,55 +5,26 @@ Before a medium is used, its size, its name in the tar and the bytes at both end
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import NamedTuple
-from zlib import crc32
 
 from energon_pack.errors import PackError
 from energon_pack.run.address import bucket_of
 from energon_pack.samples.bytes import ByteRange, Bytes
-from energon_pack.samples.parts import Reference
+from energon_pack.samples.sample import Reference
 from energon_pack.samples.skip import Skip
-from energon_pack.sources.media_paths import OpenFiles, joined_name
+from energon_pack.sources.media_paths import EndBytes, OpenFiles, end_ranges, ends_of, joined_name, name_and_size
 from energon_pack.sources.storage import File, path_in
-from energon_pack.sources.tar import BLOCK
-from energon_pack.sources.tar_member import member_at, name_and_size
+from energon_pack.sources.tar import (
+    BLOCK,
+    EXTENDED_TYPES,
+    MAX_EXTENDED_SIZE,
+    MIN_READ_BYTES,
+    TarScan,
+    num_blocks_bytes,
+    parse_header,
+)
 
-#: bytes at each end of a medium that are compared
-END_BYTES = 1024
 #: media that are read at the same time: fewer than the files that are kept open
 MEDIA_AT_ONCE = 32
-
-
-class EndBytes(NamedTuple):
-    """The first and the last bytes of a part of a source, and the tar header before it."""
-
-    header: bytes  # the header in the tar; empty for a separate file
-    first: bytes
-    last: bytes
-
-    @property
-    def checksum(self) -> int:
-        """Return a part's CRC-32: of its name in the tar header, and of both ends; ValueError: no valid header."""
-        name = b""
-        if self.header:
-            member = name_and_size(self.header)
-            if member is None:
-                raise ValueError("no header of a tar")
-            name = member[0].encode()
-        return crc32(self.last, crc32(self.first, crc32(name)))
-
-
-def end_ranges(offset: int, size: int) -> list[tuple[int, int]]:
-    """Return (offset, size) of the first and of the last 1,024 bytes of a part, or of all of it if it is smaller."""
-    end = min(size, END_BYTES)
-    return [(offset, end), (offset + size - end, end)]
-
-
-def ends_of(file: Bytes, offset: int, size: int, lead: int) -> EndBytes:
-    """Read the first and last bytes of a part, and the `lead` bytes of the tar header before it."""
-    (first, end), last = end_ranges(offset, size)
-    head = file.read(first - lead, lead + end)
-    return EndBytes(head[:lead], head[lead:], file.read(*last))
 
 
 class SourceMedia:
@@ -125,6 +96,37 @@ def _member_size(file: Bytes, header: bytes, offset: int, expected: int) -> int 
     if member and member[1] != expected:  # an extended header may say what this one does not
         member = member_at(file, offset)
     return member[1] if member and offset + member[1] <= file.size else None
+
+
+def member_at(file: Bytes, offset: int) -> tuple[str, int] | None:
+    """Return name and size of the member whose bytes begin at `offset`, by its header and the extended ones before it.
+
+    Global headers count where they stand right before it, or before the first member of the tar. None: no member
+    begins there.
+    """
+    start = offset - BLOCK
+    if start < 0:
+        return None
+    while (before := _extended_header_before(file, start)) is not None:
+        start = before
+    first = TarScan(file)
+    next(iter(first), None)
+    name, data, size = next(iter(TarScan(file, start, first.global_fields)), ("", -1, 0))
+    return (name, size) if data == offset else None
+
+
+def _extended_header_before(file: Bytes, end: int) -> int | None:
+    """Return the offset of the extended header whose content ends at `end`; None: there is none."""
+    for most in (MIN_READ_BYTES, MAX_EXTENDED_SIZE):  # few are longer than some blocks
+        first = max(0, end - BLOCK - most)
+        blocks = file.read(first, end - first)
+        for start in range(len(blocks) - 2 * BLOCK, -1, -BLOCK):
+            header = blocks[start : start + BLOCK]
+            if header[257:262] == b"ustar" and header[156:157] in EXTENDED_TYPES:
+                with suppress(ValueError):
+                    if start + BLOCK + num_blocks_bytes(parse_header(header)[1]) == len(blocks):
+                        return first + start
+    return None
 
 
 @contextmanager

@@ -197,6 +197,20 @@ def parse_header(header: bytes) -> tuple[str, int, bytes]:
     return name.decode(errors="backslashreplace"), size, kind
 
 
+def is_header_of(header: bytes, name: str, size: int) -> bool:
+    """Say whether a block alone is the header of this member; of a name that it has no room for, it shows the size."""
+    if len(header) < BLOCK:
+        return False
+    if header.startswith(b"%b\0" % name.encode()) and header[124:136] == b"%011o\0" % size:
+        return True
+    try:
+        its_name, its_size, _ = parse_header(header)
+    except ValueError:
+        return False
+    short = name.isascii() and len(name) <= 100
+    return 0 <= its_size == size and (not short or its_name == name)
+
+
 @lru_cache(maxsize=4096)
 def _adler32_low(checksum: bytes) -> int:
     """Return the low half of the Adler-32 of a tar header, computed from the header's checksum field (8 bytes).

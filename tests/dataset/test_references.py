@@ -30,7 +30,7 @@ from energon_pack.loading import cookers
 from energon_pack.pack import pack
 from energon_pack.samples.flavors import PACKED_FLAVORS
 from energon_pack.samples.flavors.base import without_references
-from energon_pack.samples.parts import Reference
+from energon_pack.samples.sample import Reference
 from energon_pack.sources.find import Source
 from energon_pack.sources.referenced_media import SourceMedia
 from energon_pack.sources.shard import Shard, TarShard

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from energon_pack.config import MediaIn
 from energon_pack.errors import PackError
-from energon_pack.samples.parts import Reference
-from energon_pack.sources.referenced_media import SourceMedia
+from energon_pack.samples.sample import Reference
+from energon_pack.sources.referenced_media import SourceMedia, member_at
 from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import TarScan
-from energon_pack.sources.tar_member import member_at
 from support.damage import found
 from support.marks import slow
 from support.packed import Make, packed, samples, train

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from energon_pack.sources.other_formats import decompress_command
 from energon_pack.sources.storage import open_file
-from energon_pack.sources.tar import NO_DATA, TarScan
-from energon_pack.sources.tar_member import is_header_of
+from energon_pack.sources.tar import NO_DATA, TarScan, is_header_of
 from support.samples import write_tar
 
 MEMBERS = {"a.jpg": b"x" * 700, "a.json": b"{}", "b.jpg": b"", "b.json": b"y" * 512}

@@ -13,7 +13,7 @@ from energon_pack.samples.flavors.multi_mix_qa import MultiMixQA, PackedMultiMix
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.pack_reader import format_problem, meta_of, refuse_wrong_len, tokens_of_pack
 from energon_pack.samples.pack_tokens import PACK_FORMAT, TOKENS_PART, PackTokens, members_of
-from energon_pack.samples.parts import Parts, ReadMedia, json_of
+from energon_pack.samples.sample import Parts, ReadMedia, json_of
 
 UNPACKED_FLAVOR = MultiMixQA()
 DEFAULT_FLAVOR = PackedMultiMixQA()

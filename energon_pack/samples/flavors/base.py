@@ -15,16 +15,16 @@ from energon_pack.errors import quote
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.pack_tokens import CHECKSUM_FIELD, PACK_FORMAT
-from energon_pack.samples.parts import (
+from energon_pack.samples.sample import (
     REFERENCES_FIELD,
     SOURCE_PARTS_FIELD,
+    Message,
     Parts,
     ReadMedia,
     Reference,
     has_references,
     read_referenced,
 )
-from energon_pack.samples.sample import Message
 
 #: The field with the conversations; `output.messages=false` leaves it out.
 MESSAGES_FIELD = "messages"

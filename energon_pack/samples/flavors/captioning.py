@@ -25,9 +25,8 @@ from energon_pack.samples.media.kinds import IMAGE
 from energon_pack.samples.member import NO_OPTIONS, MemberInput
 from energon_pack.samples.options import option_fields, options_of
 from energon_pack.samples.pack_reader import captioning_part_name
-from energon_pack.samples.parts import Parts, medium_of, patch_positions_of
 from energon_pack.samples.record import Record
-from energon_pack.samples.sample import Message
+from energon_pack.samples.sample import Message, Parts, medium_of, patch_positions_of
 
 #: The fields that are lists with an entry for each member, in the order of writing.
 MEMBER_COLUMNS: Schema = {

@@ -25,8 +25,7 @@ from energon_pack.samples.media.kinds import IMAGE, KIND_BY_LETTER, KINDS, VIDEO
 from energon_pack.samples.member import NO_OPTIONS, MemberInput, Shared, media_fields
 from energon_pack.samples.options import option_fields, options_of
 from energon_pack.samples.pack_reader import num_shared_media
-from energon_pack.samples.parts import Parts, kind_of, media_by_kind
-from energon_pack.samples.sample import media_type
+from energon_pack.samples.sample import Parts, kind_of, media_by_kind, media_type
 
 _MEDIA_PART_NAME = re.compile(rf"s\d{{3,}}\.([{''.join(KIND_BY_LETTER)}])\d{{2,}}\.[a-z0-9]+")  # s003.i00.jpg
 
