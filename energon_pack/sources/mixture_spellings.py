@@ -25,7 +25,6 @@ from energon_pack.sources.mixture import (
     Entry,
     absolute_in,
     default_name,
-    mixture_entries,
     read_entry,
     read_number,
     read_yaml_object,
@@ -74,15 +73,12 @@ class _NamedPlaces:
         return place
 
 
-def read_mixture_entries(path: str, settings: SourceConfig, cwd: str) -> list[Entry] | None:
-    """Read the entries of a mixture from its file, in any spelling; None: the file is no mixture.
+def entries_in_yaml(path: str, value: Mapping[str, Any], settings: SourceConfig, cwd: str) -> list[Entry] | None:
+    """Read the entries of another tool's mixture from a YAML file: its path and content; None: it is no mixture.
 
     `cwd`: where the paths in it are looked for, too; our own spelling has paths beside the file alone.
     """
-    path, places = os.path.expanduser(path), _NamedPlaces(cwd, media_map_of(settings.media_map), settings.remote_media)
-    value = read_yaml_object(path) or {}
-    if "mixture" in value:
-        return mixture_entries(path, value)
+    places = _NamedPlaces(cwd, media_map_of(settings.media_map), settings.remote_media)
     if isinstance(value.get("splits"), dict):
         entries = [*_energon_entries(path, value["splits"], settings.split or "train", places)]
         names = _names_apart([str(entry.path) for entry in entries])
@@ -93,10 +89,16 @@ def read_mixture_entries(path: str, settings: SourceConfig, cwd: str) -> list[En
             raise PackError(f"{path}: an entry of `datasets` has no json_path: {str(wrong[0])[:80]}")
         names = _names_apart([str(item["json_path"]) for item in listed])
         return [*_file_entries(path, dict(zip(names, listed, strict=True)), _ONEVISION_KEYS, settings.datasets, places)]
-    meta = read_meta_entries(path) if path.endswith(".json") and is_file(path) else None
-    if meta and any("annotation" in item for item in meta.values()):
-        return [*_file_entries(path, meta, _INTERNVL_KEYS, settings.datasets, places)]
     return None
+
+
+def entries_in_json(path: str, settings: SourceConfig, cwd: str) -> list[Entry] | None:
+    """Read the entries of InternVL's meta from a JSON file; None: it is none. `cwd`: as for `entries_in_yaml`."""
+    meta = read_meta_entries(path) if is_file(path) else None
+    if not meta or not any("annotation" in item for item in meta.values()):
+        return None
+    places = _NamedPlaces(cwd, media_map_of(settings.media_map), settings.remote_media)
+    return [*_file_entries(path, meta, _INTERNVL_KEYS, settings.datasets, places)]
 
 
 def _file_entries(

@@ -43,10 +43,12 @@ from energon_pack.sources.mixture import (
     EntrySettings,
     Mixture,
     check_entries,
+    mixture_entries,
     read_entries_of_config,
     read_entry_settings,
+    read_yaml_object,
 )
-from energon_pack.sources.mixture_spellings import read_mixture_entries
+from energon_pack.sources.mixture_spellings import entries_in_json, entries_in_yaml
 from energon_pack.sources.pack_shard import with_pack_shards
 from energon_pack.sources.part_names import read_field_map
 from energon_pack.sources.prepared_folder import SplitSelection
@@ -116,7 +118,15 @@ def _read_entries(settings: SourceConfig, path: Any, cwd: str) -> list[Entry] | 
     if isinstance(path, Mapping):
         return check_entries("source.path", read_entries_of_config(path))
     path = path[0] if isinstance(path, list) and len(path) == 1 else path
-    entries = read_mixture_entries(path, settings, cwd) if isinstance(path, str) else None
+    if not isinstance(path, str):
+        return None
+    file = os.path.expanduser(path)
+    entries: list[Entry] | None = None
+    if file.endswith(".json"):
+        entries = entries_in_json(file, settings, cwd)
+    elif value := read_yaml_object(file):
+        is_ours = "mixture" in value
+        entries = mixture_entries(file, value) if is_ours else entries_in_yaml(file, value, settings, cwd)
     return entries and check_entries(path, entries)
 
 
