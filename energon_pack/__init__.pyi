@@ -25,13 +25,13 @@ from energon_pack.loading.task_encoder import inputs_of as inputs_of
 from energon_pack.online.lazy import LazyPackedDataset as LazyPackedDataset
 from energon_pack.online.streaming import StreamingPackedDataset as StreamingPackedDataset
 from energon_pack.pack import pack as pack
+from energon_pack.samples.conversation import options_of as options_of
 from energon_pack.samples.flavors.multi_mix_qa import PackedMultiMixQA as PackedMultiMixQA
 from energon_pack.samples.input_rules import max_pack_len as max_pack_len
 from energon_pack.samples.media.medium import Media as Media
 from energon_pack.samples.media.medium import MediaFormat as MediaFormat
 from energon_pack.samples.media.medium import Medium as Medium
 from energon_pack.samples.member import MemberInput as MemberInput
-from energon_pack.samples.options import options_of as options_of
 from energon_pack.sources.shard import JsonlShard as JsonlShard
 from energon_pack.steps.journal import Consumed as Consumed
 from energon_pack.steps.journal import Journal as Journal

@@ -18,7 +18,7 @@ from energon_pack.dataset.manifest import (
 from energon_pack.dataset.source_media import EnergonMediaReader
 from energon_pack.errors import PackError
 from energon_pack.samples.caption_beside import read_with_caption_beside, text_of_txt
-from energon_pack.samples.conversation import placed_record
+from energon_pack.samples.conversation import option_fields, options_of, placed_record
 from energon_pack.samples.documents import document_of
 from energon_pack.samples.flavors import FLAVORS, UNPACKED_FLAVOR, load_pack, packed_flavor_or_default
 from energon_pack.samples.flavors.base import Flavor, PackedFlavor
@@ -26,7 +26,6 @@ from energon_pack.samples.media.kinds import kind_by_extension
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media_parts import extension_of, listed_parts, media_parts, refuse_other_kinds
 from energon_pack.samples.member import media_fields
-from energon_pack.samples.options import option_fields, options_of
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record, caption_record, parse_record
 from energon_pack.samples.sample import Part, Parts, ReadMedia, kind_of, media_by_kind, patch_positions_of

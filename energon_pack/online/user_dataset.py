@@ -17,7 +17,7 @@ from PIL import Image
 from energon_pack.errors import PackError
 from energon_pack.online.named_media import MEMORY_MARK, media_by_name, name_and_hold_media, with_media_back
 from energon_pack.online.samples import as_sample, sides_of
-from energon_pack.samples.conversation import ReadSample, placed_record
+from energon_pack.samples.conversation import ReadSample, options_of, placed_record
 from energon_pack.samples.dialects.pictures import refuse_url
 from energon_pack.samples.hints import without_useless_hint
 from energon_pack.samples.media.image_probe import medium_of, unreadable_image
@@ -28,7 +28,6 @@ from energon_pack.samples.media.requested import with_requested_settings
 from energon_pack.samples.media_marks import is_empty_listing
 from energon_pack.samples.media_parts import find_document_pictures, is_document_with_named_pictures, refuse_other_kinds
 from energon_pack.samples.member import MemberInput
-from energon_pack.samples.options import options_of
 from energon_pack.samples.record import Record, with_use_audio_setting
 from energon_pack.samples.sample import MediaPart, Part, media_type, media_type_by_name
 from energon_pack.samples.settings import ReadSettings

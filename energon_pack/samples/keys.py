@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from energon_pack.samples.dialects.pairs import OPTIONS_KEYS, without_pair_keys
 from energon_pack.samples.media.kinds import KIND_OF_MEDIA_KEY, KINDS, MEDIA_KEYS, PART_TYPES
 from energon_pack.samples.media.medium import RATE_KEYS, SETTING_KEYS
-from energon_pack.samples.options import OPTION_KEYS
 from energon_pack.samples.preference import LABEL_KEYS, PREFERENCE_KEYS
 from energon_pack.samples.sample import ARGUMENT_KEYS, CONTENT_KEYS, MESSAGE_KEYS, REASONING_KEYS, ROLE_KEYS
 from energon_pack.samples.skip import Reason, Skip, key_of_synonyms, value_of_synonyms
@@ -37,6 +36,10 @@ class _ForeignKey(NamedTuple):
 CALL_PREFIX = "calls[]."
 _LEVEL_PREFIXES = ("", "messages[].", "content[].", CALL_PREFIX)
 
+#: the fields of a sample that are its options (`conversation.options_of`)
+OPTION_KEYS = (
+    "weight", "chat_template_kwargs", "media_settings", "label_settings", "use_audio_in_video", "token_range",
+)  # fmt: skip
 _READ_KEYS: tuple[frozenset[str], ...] = (
     frozenset(
         (

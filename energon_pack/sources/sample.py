@@ -15,7 +15,14 @@ from typing import Any, BinaryIO
 
 from energon_pack.samples.bytes import ByteRange, as_file
 from energon_pack.samples.caption_beside import read_with_caption_beside
-from energon_pack.samples.conversation import TIME_FIELDS, PlacedRecord, ReadSample, placed_record, with_times_in_text
+from energon_pack.samples.conversation import (
+    TIME_FIELDS,
+    PlacedRecord,
+    ReadSample,
+    options_of,
+    placed_record,
+    with_times_in_text,
+)
 from energon_pack.samples.cut import (
     REJECTED,
     Cut,
@@ -31,7 +38,6 @@ from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe_part
 from energon_pack.samples.media.requested import with_requested_settings
 from energon_pack.samples.media_parts import find_document_pictures, is_document_with_named_pictures, refuse_other_kinds
-from energon_pack.samples.options import options_of
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import AnyPart, MediaPart, Part, media_type, media_type_by_name

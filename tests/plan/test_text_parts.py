@@ -21,8 +21,8 @@ from energon_pack.online.lazy import LazyPackedDataset
 from energon_pack.pack import pack
 from energon_pack.plan.overlong import max_text_tokens, part_edges
 from energon_pack.plan.settings import Layout, PackingConfig
+from energon_pack.samples.conversation import options_of
 from energon_pack.samples.documents import document_of
-from energon_pack.samples.options import options_of
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template

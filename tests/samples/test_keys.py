@@ -6,9 +6,8 @@ import pytest
 
 from energon_pack.lengths.worker import LengthsRow, set_warnings
 from energon_pack.samples.conversation import ReadSample
-from energon_pack.samples.keys import _FOREIGN_KEYS, _HARMLESS_KEYS, _KNOWN_KEYS, _READ_KEYS, unknown_keys
+from energon_pack.samples.keys import _FOREIGN_KEYS, _HARMLESS_KEYS, _KNOWN_KEYS, _READ_KEYS, OPTION_KEYS, unknown_keys
 from energon_pack.samples.media.medium import RATE_KEYS, SETTING_KEYS
-from energon_pack.samples.options import OPTION_KEYS
 from energon_pack.samples.preference import PREFERENCE_KEYS
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import parse_record

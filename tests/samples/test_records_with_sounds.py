@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from energon_pack.samples.conversation import placed_record
-from energon_pack.samples.options import options_of
+from energon_pack.samples.conversation import options_of, placed_record
 from energon_pack.samples.record import with_use_audio_setting
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip

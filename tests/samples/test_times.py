@@ -14,13 +14,12 @@ from energon_pack.config import Flavor, Format, Overlong, PackConfig
 from energon_pack.dataset.packing_template import load_template
 from energon_pack.loading.task_encoder import inputs_of
 from energon_pack.pack import pack
-from energon_pack.samples.conversation import placed_record, with_times_in_text
+from energon_pack.samples.conversation import options_of, placed_record, with_times_in_text
 from energon_pack.samples.cut import Cut, fields_of_part
 from energon_pack.samples.flavors import PACKED_FLAVORS
 from energon_pack.samples.frames import load_patch_positions, time_marks
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.requested import with_requested_settings
-from energon_pack.samples.options import options_of
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip

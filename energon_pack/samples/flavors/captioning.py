@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from energon_pack.errors import quote
-from energon_pack.samples.conversation import placed_record
+from energon_pack.samples.conversation import option_fields, options_of, placed_record
 from energon_pack.samples.flavors.base import (
     COUNT_TYPE,
     LIST_TYPE,
@@ -23,7 +23,6 @@ from energon_pack.samples.flavors.base import (
 )
 from energon_pack.samples.media.kinds import IMAGE
 from energon_pack.samples.member import NO_OPTIONS, MemberInput
-from energon_pack.samples.options import option_fields, options_of
 from energon_pack.samples.pack_reader import captioning_part_name
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import Message, Parts, medium_of, patch_positions_of

@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from energon_pack.samples.conversation import ReadSample
+from energon_pack.samples.conversation import ReadSample, option_fields, options_of
 from energon_pack.samples.documents import DOCUMENT
 from energon_pack.samples.media.kinds import IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.requested import media_seen_by_model
 from energon_pack.samples.member import NO_OPTIONS
-from energon_pack.samples.options import option_fields, options_of
 from energon_pack.samples.placeholders import PLACEHOLDERS
 from energon_pack.samples.sample import Message
 from energon_pack.samples.weights import PART_WEIGHTS, turn_weight

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from energon_pack.samples.conversation import option_fields, options_of
 from energon_pack.samples.flavors.base import (
     COUNTS_TYPE,
     MEDIA_SCHEMA,
@@ -23,7 +24,6 @@ from energon_pack.samples.flavors.base import (
 )
 from energon_pack.samples.media.kinds import IMAGE, KIND_BY_LETTER, KINDS, VIDEO
 from energon_pack.samples.member import NO_OPTIONS, MemberInput, Shared, media_fields
-from energon_pack.samples.options import option_fields, options_of
 from energon_pack.samples.pack_reader import num_shared_media
 from energon_pack.samples.sample import Parts, kind_of, media_by_kind, media_type
 

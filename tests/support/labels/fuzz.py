@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from energon_pack.samples import keys as table
-from energon_pack.samples.conversation import placed_record
+from energon_pack.samples.conversation import options_of, placed_record
 from energon_pack.samples.media.kinds import kind_by_extension
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.requested import with_requested_settings
 from energon_pack.samples.member import SampleOptions
-from energon_pack.samples.options import options_of
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.jsonl.dialects import RowSettings, parse_row

@@ -13,9 +13,8 @@ from hashlib import sha1
 from pathlib import Path
 from typing import Any
 
-from energon_pack.samples.conversation import placed_record
+from energon_pack.samples.conversation import options_of, placed_record
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.options import options_of
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
