@@ -23,8 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.prepared import prepared_media, processor_arguments
-from energon_pack.samples.media.probe import probe
-from energon_pack.samples.media.requested import with_requested_settings
+from energon_pack.samples.media.read_media import probe, with_requested_settings
 from energon_pack.samples.media.streams import decode_audio, resampled_length
 from energon_pack.samples.member import SampleOptions
 from energon_pack.samples.skip import Skip

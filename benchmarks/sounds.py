@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.prepared import PreparedMedia, processor_arguments
-from energon_pack.samples.media.probe import probe
+from energon_pack.samples.media.read_media import probe
 from energon_pack.samples.media.streams import decode_audio, resampled_length
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.choose_rules import build_with_best_rules

@@ -34,7 +34,7 @@ import io, json, sys
 from energon_pack.samples.conversation import placed_record
 from energon_pack.samples.flavors.multi_mix_qa import PackedMultiMixQA
 from energon_pack.samples.media.kinds import KINDS, MEDIA_TYPES, describe
-from energon_pack.samples.media.probe import probe
+from energon_pack.samples.media.read_media import probe
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import media_type
 from energon_pack.samples.settings import ReadSettings

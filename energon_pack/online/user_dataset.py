@@ -23,8 +23,7 @@ from energon_pack.samples.hints import without_useless_hint
 from energon_pack.samples.media.image_probe import medium_of, unreadable_image
 from energon_pack.samples.media.kinds import KINDS, MEDIA_KEYS
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.probe import probe
-from energon_pack.samples.media.requested import with_requested_settings
+from energon_pack.samples.media.read_media import probe, with_requested_settings
 from energon_pack.samples.media_marks import is_empty_listing
 from energon_pack.samples.media_parts import find_document_pictures, is_document_with_named_pictures, refuse_other_kinds
 from energon_pack.samples.member import MemberInput

@@ -35,8 +35,7 @@ from energon_pack.samples.frames import load_patch_positions
 from energon_pack.samples.hints import without_useless_hint
 from energon_pack.samples.media.kinds import KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.probe import probe_part
-from energon_pack.samples.media.requested import with_requested_settings
+from energon_pack.samples.media.read_media import probe_part, with_requested_settings
 from energon_pack.samples.media_parts import find_document_pictures, is_document_with_named_pictures, refuse_other_kinds
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record

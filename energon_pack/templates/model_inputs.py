@@ -26,8 +26,7 @@ from energon_pack.samples.input_rules import (
 )
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.probe import probe
-from energon_pack.samples.media.requested import with_requested_settings
+from energon_pack.samples.media.read_media import probe, with_requested_settings
 from energon_pack.samples.member import LengthChangedError, MemberInput, MemberTokens
 from energon_pack.samples.placeholders import split_content
 from energon_pack.samples.skip import Skip

@@ -16,7 +16,7 @@ from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.lazy_image import decode_if_lazy
 from energon_pack.samples.media.medium import Media, MediumSettings
 from energon_pack.samples.media.prepared import apply_steps
-from energon_pack.samples.media.requested import first_and_num_frames, media_seen_by_model, num_frames_to_choose_from
+from energon_pack.samples.media.read_media import first_and_num_frames, media_seen_by_model, num_frames_to_choose_from
 from energon_pack.samples.member import BY_PACKAGE, RESIZE, RESIZE_BY_TORCH, MediumInput, PixelStep
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.families.rules import MediaRules

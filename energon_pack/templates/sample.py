@@ -6,7 +6,7 @@ from typing import Any
 
 from energon_pack.samples.media.kinds import AUDIO, IMAGE
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.requested import has_frame_lists, media_seen_by_model
+from energon_pack.samples.media.read_media import has_frame_lists, media_seen_by_model
 from energon_pack.samples.member import NO_OPTIONS, SampleOptions
 from energon_pack.samples.placeholders import spells_placeholder, split_content
 from energon_pack.samples.sample import Message

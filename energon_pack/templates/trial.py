@@ -13,7 +13,7 @@ from energon_pack.errors import one_line
 from energon_pack.samples.media.kinds import ADDED_KINDS, AUDIO, IMAGE, KINDS, VIDEO, describe
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.prepared import PreparedMedia, VideoClip, media_arguments
-from energon_pack.samples.media.requested import video_metadata_of
+from energon_pack.samples.media.read_media import video_metadata_of
 from energon_pack.samples.member import MediumInput
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.skip import Skip

@@ -17,7 +17,7 @@ from energon_pack.samples.bytes import Bytes
 from energon_pack.samples.flavors.base import MESSAGES_FIELD
 from energon_pack.samples.frames import load_patch_positions
 from energon_pack.samples.media.kinds import KINDS, VIDEO
-from energon_pack.samples.media.probe import probe
+from energon_pack.samples.media.read_media import probe
 from energon_pack.samples.media.stream_probe import frame_times
 from energon_pack.samples.member import MediumInput, MemberTokens
 from energon_pack.samples.pack_tokens import TOKENS_PART, members_of

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from energon_pack.samples.media.probe import probe
+from energon_pack.samples.media.read_media import probe
 from energon_pack.verify import Options, verify
 from support.packed import Make, lengths, packed
 from support.running import need_torchvision

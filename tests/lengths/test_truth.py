@@ -13,7 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.probe import probe_part
+from energon_pack.samples.media.read_media import probe_part
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.reader import Reader

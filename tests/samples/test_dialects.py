@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from energon_pack.samples.dialects.table import DIALECTS
-from energon_pack.samples.media.requested import medium_settings_of
+from energon_pack.samples.media.read_media import medium_settings_of
 from energon_pack.samples.record import Record, parse_record
 from energon_pack.samples.sample import REASONING_KEYS, Message
 from energon_pack.samples.settings import ReadSettings, SampleType, Take

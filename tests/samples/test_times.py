@@ -19,7 +19,7 @@ from energon_pack.samples.cut import Cut, fields_of_part
 from energon_pack.samples.flavors import PACKED_FLAVORS
 from energon_pack.samples.frames import load_patch_positions, time_marks
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.requested import with_requested_settings
+from energon_pack.samples.media.read_media import with_requested_settings
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip

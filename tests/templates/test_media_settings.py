@@ -20,8 +20,7 @@ from energon_pack.samples.conversation import options_of
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.prepared import prepared_media
-from energon_pack.samples.media.probe import probe
-from energon_pack.samples.media.requested import media_seen_by_model, with_requested_settings
+from energon_pack.samples.media.read_media import media_seen_by_model, probe, with_requested_settings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.families.rules import FrameSampling
 from energon_pack.templates.full_processor import full_processor

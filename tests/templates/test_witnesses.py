@@ -16,8 +16,7 @@ from PIL import Image
 
 from energon_pack.samples.conversation import options_of
 from energon_pack.samples.media.lazy_image import LazyImage
-from energon_pack.samples.media.probe import probe
-from energon_pack.samples.media.requested import media_seen_by_model, with_requested_settings
+from energon_pack.samples.media.read_media import media_seen_by_model, probe, with_requested_settings
 from energon_pack.samples.media.streams import decode_frames
 from energon_pack.templates.families.qwen_vl import QwenVL
 from energon_pack.templates.families.rules import ProcessorSettings

@@ -18,7 +18,7 @@ import torch
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.prepared import processor_arguments
-from energon_pack.samples.media.probe import probe
+from energon_pack.samples.media.read_media import probe
 from energon_pack.samples.member import MemberInput
 from energon_pack.templates.full_processor import full_processor, model_classes_of
 from energon_pack.templates.processor import build_uncached_template

@@ -20,7 +20,7 @@ from energon_pack.samples.bytes import ByteRange, Bytes, as_file
 from energon_pack.samples.conversation import options_of
 from energon_pack.samples.flavors.base import MESSAGES_FIELD
 from energon_pack.samples.media.kinds import IMAGE, KINDS
-from energon_pack.samples.media.probe import probe
+from energon_pack.samples.media.read_media import probe
 from energon_pack.samples.pack_tokens import TokensDamaged
 from energon_pack.samples.sample import Part, media_type
 from energon_pack.samples.skip import Skip

@@ -10,7 +10,7 @@ from typing import Any
 from energon_pack.samples.conversation import ReadSample, option_fields, options_of
 from energon_pack.samples.documents import DOCUMENT
 from energon_pack.samples.media.kinds import IMAGE, KINDS, VIDEO
-from energon_pack.samples.media.requested import media_seen_by_model
+from energon_pack.samples.media.read_media import media_seen_by_model
 from energon_pack.samples.member import NO_OPTIONS
 from energon_pack.samples.placeholders import PLACEHOLDERS
 from energon_pack.samples.sample import Message

@@ -9,7 +9,7 @@ from typing import Any
 from energon_pack.samples.media.kinds import AUDIO, VIDEO
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.prepared import PreparedMedia, VideoClip, media_arguments
-from energon_pack.samples.media.requested import video_metadata_of
+from energon_pack.samples.media.read_media import video_metadata_of
 from energon_pack.templates.families.stand_ins import BlankMedia
 from energon_pack.templates.pixels import processor_part
 

@@ -15,7 +15,7 @@ from energon_pack.errors import PackError, one_line
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO, describe
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.prepared import PreparedMedia, VideoClip, media_arguments
-from energon_pack.samples.media.requested import video_metadata_of
+from energon_pack.samples.media.read_media import video_metadata_of
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.families.asked_processor import ProcessorProbe
 from energon_pack.templates.families.rules import FRAME_KEYS, FrameSampling, MediaRules, ProcessorSettings

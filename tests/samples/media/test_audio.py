@@ -14,7 +14,7 @@ import pytest
 from energon_pack.loading import load_multi_mix_qa
 from energon_pack.samples.media.kinds import FORMATS, describe
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.probe import probe
+from energon_pack.samples.media.read_media import probe
 from energon_pack.samples.media.stream_probe import probe_sound_length, probe_sound_length_of_video
 from energon_pack.samples.media.streams import UndecodableError, decode_audio, resampled_length
 from energon_pack.samples.skip import Reason, Skip

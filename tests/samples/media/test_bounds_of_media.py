@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from energon_pack.run import plain_data
-from energon_pack.samples.media.probe import probe
+from energon_pack.samples.media.read_media import probe
 from energon_pack.samples.skip import Skip
 from support.samples import sound, video, video_with_sound
 

@@ -19,7 +19,7 @@ from energon_pack.samples.media.image import decode_image
 from energon_pack.samples.media.image_probe import probe_without_pillow
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.probe import probe, probe_part
+from energon_pack.samples.media.read_media import probe, probe_part
 from energon_pack.samples.sample import Part
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.storage import InMemory

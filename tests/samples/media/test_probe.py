@@ -15,7 +15,7 @@ from PIL import EpsImagePlugin, Image, ImageOps
 from energon_pack.samples.frames import load_patch_positions
 from energon_pack.samples.media.image import decode_image
 from energon_pack.samples.media.lazy_image import LazyImage
-from energon_pack.samples.media.probe import probe, probe_part
+from energon_pack.samples.media.read_media import probe, probe_part
 from energon_pack.samples.sample import Part
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.storage import InMemory

@@ -10,7 +10,7 @@ from PIL import Image
 
 from energon_pack.report.views.view import thumbnail
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.probe import probe
+from energon_pack.samples.media.read_media import probe
 from energon_pack.samples.media.stream_probe import frame_times
 from energon_pack.samples.media.streams import decode_frames, may_turn_pictures, opened_container
 from energon_pack.samples.skip import Reason, Skip

@@ -15,8 +15,7 @@ from PIL import Image
 
 from energon_pack.samples.media.kinds import format_of
 from energon_pack.samples.media.medium import Media, mp4_boxes
-from energon_pack.samples.media.probe import probe
-from energon_pack.samples.media.requested import with_requested_settings
+from energon_pack.samples.media.read_media import probe, with_requested_settings
 from energon_pack.samples.member import NO_OPTIONS
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.sample import Part
@@ -459,7 +458,7 @@ def test_ffmpeg_does_not_call_python() -> None:
 _DECODE = """
 import io, sys
 import av
-from energon_pack.samples.media.probe import probe
+from energon_pack.samples.media.read_media import probe
 from energon_pack.samples.media.streams import decode_frames
 av.logging.set_level(av.logging.PANIC if sys.argv[2] == "python" else None)
 data = open(sys.argv[1], "rb").read()

@@ -12,7 +12,7 @@ from energon_pack.samples import keys as table
 from energon_pack.samples.conversation import options_of, placed_record
 from energon_pack.samples.media.kinds import kind_by_extension
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.requested import with_requested_settings
+from energon_pack.samples.media.read_media import with_requested_settings
 from energon_pack.samples.member import SampleOptions
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip

@@ -1,4 +1,7 @@
-"""Adds to a sample's media what the sample asks for: settings, lists of frames for videos, sounds of videos."""
+"""Reads what a medium of a sample is: its kind and size, from headers where headers tell them, and what is asked of it.
+
+A sample asks for settings of its media, for lists of frames as videos, and for the sounds of videos.
+"""
 
 import math
 import sys
@@ -6,7 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, BinaryIO
 
-from energon_pack.samples.media.kinds import IMAGE, KINDS, VIDEO
+from PIL import UnidentifiedImageError
+
+from energon_pack.errors import PackError
+from energon_pack.samples.bytes import ByteRange, Bytes, as_file
+from energon_pack.samples.media.image_probe import probe_without_pillow
+from energon_pack.samples.media.kinds import IMAGE, KINDS, VIDEO, format_of
 from energon_pack.samples.media.medium import (
     FRAMES_KEY,
     NUMBER_OF_FRAMES_KEYS,
@@ -21,9 +29,52 @@ from energon_pack.samples.media.medium import (
 from energon_pack.samples.media.prepared import video_metadata
 from energon_pack.samples.media.stream_probe import probe_sound_length_of_video
 from energon_pack.samples.member import SampleOptions
+from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
 
+#: what is there instead, by its first bytes; no other bytes are shown: a record may name any file of this machine
+_NON_MEDIA = {
+    b"<!doctype": "it is an HTML page",
+    b"<html": "it is an HTML page",
+    b"version https://": "it is a pointer of Git LFS: git lfs pull gets the file",
+    b"pk\x03\x04": "it is a zip archive",
+    b"\x1f\x8b": "it is compressed by gzip",
+    b"%pdf": "it is a PDF",
+}
 _DEFAULT_LIST_FPS = 2.0  # frames a second of a list of frames without a rate, as in qwen_vl_utils
+
+
+def probe_part(file: Bytes, part: AnyPart) -> Media:
+    """Read kind and size of the medium in a part of a file, as `probe` does; an error names the part."""
+    plain = probe_without_pillow(file, part.offset, part.size)
+    if plain is not None:
+        return plain
+    try:
+        return probe(as_file(ByteRange(file, part.offset, part.size)))
+    except Skip as skip:
+        raise Skip(skip.reason, f"{part.name}: {skip.detail}") from None
+
+
+def probe(file: BinaryIO) -> Media:
+    """Read kind and size of a medium; the content decides its kind, not the name.
+
+    Raises:
+        Skip: `unreadable_media`, or `unsupported_media` without PyAV.
+    """
+    head = file.read(16)
+    container = format_of(head)
+    try:
+        if container is not None and container.kind != IMAGE.kind:
+            return KINDS[container.kind].probe(file, container)
+        file.seek(0)
+        return IMAGE.probe(file)  # Pillow tries all of its formats, which takes as long as the header of a sound
+    except UnidentifiedImageError:
+        what = next((f"; {what}" for magic, what in _NON_MEDIA.items() if head.lower().startswith(magic)), "")
+        raise Skip(Reason.UNREADABLE_MEDIA, f"no known image or video{what}") from None
+    except (Skip, PackError):
+        raise
+    except Exception as error:  # a class of another package may raise anything, and it costs only its sample
+        raise Skip(Reason.UNREADABLE_MEDIA, str(error)[:200] or type(error).__name__) from None
 
 
 def with_requested_settings(
