@@ -32,9 +32,8 @@ from energon_pack.loading.in_order import PacksInOrder
 from energon_pack.order import DatasetOfOrder, read_train_members
 from energon_pack.order import main as order
 from energon_pack.plan.epoch_draws import apply_epochs_and_mixture, mixture_figures
-from energon_pack.plan.existing_packs import packs_of_sizes
 from energon_pack.plan.items import Lengths
-from energon_pack.plan.packs import flops_of_packs
+from energon_pack.plan.packs import flops_of_packs, packs_of_sizes
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.run.bounded_memory import Scratch

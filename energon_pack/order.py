@@ -36,9 +36,9 @@ from energon_pack.dataset.shards import WrittenShard
 from energon_pack.errors import PackError, amount
 from energon_pack.metadataset import BlendEntry, read_blend_entry, refuse_incompatible, relative_path
 from energon_pack.plan.epoch_draws import MANY_EPOCHS, EntryShare, shares_of
-from energon_pack.plan.existing_packs import num_draws_by_pass, order_existing_packs, packs_of_sizes
+from energon_pack.plan.existing_packs import num_draws_by_pass, order_existing_packs
 from energon_pack.plan.items import Items
-from energon_pack.plan.packs import PackPlan, flops_of_packs
+from energon_pack.plan.packs import PackPlan, flops_of_packs, packs_of_sizes
 from energon_pack.plan.report import STEP_COSTS
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.plan.splits import SPLITS

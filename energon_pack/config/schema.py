@@ -1,6 +1,7 @@
 """The config with all its nodes. A node that only one subpackage reads is a dataclass of that subpackage."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from energon_pack.errors import PackError
 from energon_pack.plan.settings import PackingConfig, Share
+from energon_pack.plan.splits import SPLITS
 from energon_pack.run.executors.settings import ExecutorConfig
 from energon_pack.samples.settings import Take
 from energon_pack.sources.settings import SourceConfig
@@ -79,6 +81,16 @@ class SplitsConfig:
     val: float = 0.0
     #: share of test
     test: float = 0.0
+
+
+def split_shares(asked: Mapping[str, float | None]) -> tuple[float, ...]:
+    """Return the share of each of `SPLITS` for the setting `output.splits`; without `train`, it gets the rest."""
+    held_out = sum(asked.get(name) or 0.0 for name in SPLITS[1:])
+    train = asked.get("train")
+    shares = (1.0 - held_out if train is None else train, *(asked.get(name) or 0.0 for name in SPLITS[1:]))
+    if min(shares) < 0 or abs(sum(shares) - 1) > 1e-9:
+        raise PackError(f"output.splits={dict(asked)}: shares from 0 to 1, which come to 1 (train: null is the rest)")
+    return shares
 
 
 @dataclass

@@ -4,9 +4,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from energon_pack.config.naming import content_settings
-from energon_pack.config.schema import MediaIn, OutputConfig, PackConfig, Stage
+from energon_pack.config.schema import MediaIn, OutputConfig, PackConfig, Stage, split_shares
 from energon_pack.plan.settings import PackingConfig, Share
-from energon_pack.plan.splits import split_shares
 from energon_pack.run.executors.settings import ExecutorKind
 from energon_pack.run.plain_data import plain
 from energon_pack.samples.flavors.base import PackedFlavor

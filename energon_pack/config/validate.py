@@ -10,9 +10,9 @@ from typing import Any, get_type_hints
 from omegaconf import DictConfig, OmegaConf, flag_override
 
 from energon_pack.config import Flavor, ModelConfig, OutputConfig, PackConfig, Stage, plain
+from energon_pack.config.schema import split_shares
 from energon_pack.errors import PackError, refuse_password
 from energon_pack.plan.settings import CUTTING_POLICIES, Layout, Overlong, PackingConfig, Share
-from energon_pack.plan.splits import split_shares
 from energon_pack.run.executors import WorkPart
 from energon_pack.samples.settings import Take
 from energon_pack.templates.models import read_model_node

@@ -24,9 +24,8 @@ from energon_pack.dataset.files import (
     PlanFile,
 )
 from energon_pack.dataset.manifest import PackTotals
-from energon_pack.plan.existing_packs import packs_of_sizes
 from energon_pack.plan.items import Items, Lengths
-from energon_pack.plan.packs import PackPlan, ShardPlan, flops_of_packs
+from energon_pack.plan.packs import PackPlan, ShardPlan, flops_of_packs, packs_of_sizes
 from energon_pack.plan.trees import with_own_counts
 from energon_pack.run.bounded_memory import blocks
 from energon_pack.run.seeded_random import Ints

@@ -113,8 +113,6 @@ def apply_epochs_and_mixture(
     `fits`: whether each sample fits a pack, if that needs more than its parts (`pairs.fitting_pairs`). Returns the new
     lengths, and the share of each entry (empty without a mixture).
     """
-    if mixture is None and packing.epochs == 1:
-        return lengths, []
     if drawn := next((item.shard for item in lengths.shards if item.shard.ratio != 1), None):
         raise PackError(
             f"packing.epochs={packing.epochs}: {drawn.name} has a sample_ratio: a mixture names files with their epochs"
@@ -220,8 +218,8 @@ def mixture_figures(
     items, num = lengths.items, len(shares)
     samples, tokens, trained, filled = np.zeros((4, num))
     lens = [Tally() for _ in shares]
-    of_packs = np.repeat(plan.per_pack(items.lens), np.diff(plan.starts)) if shares else np.zeros(0, np.int64)
-    for block in blocks(len(plan.items)) if shares else ():
+    of_packs = np.repeat(plan.per_pack(items.lens), np.diff(plan.starts))
+    for block in blocks(len(plan.items)):
         is_train = items.split[plan.items[block]] == _TRAIN_SPLIT
         members, of_members = plan.items[block][is_train], of_packs[block][is_train]
         entry = np.zeros(len(members), np.int64) if items.entry is None else items.entry[members]
@@ -234,7 +232,7 @@ def mixture_figures(
             sums += np.bincount(entry, weights, num)
         for number, tally in enumerate(lens):
             tally.add(items.lens[members][entry == number])
-    sizes = samples if shares and shares[0].unit == "samples" else trained
+    sizes = samples if shares[0].unit == "samples" else trained
     return [
         {
             "name": share.name,

@@ -14,20 +14,13 @@ import numpy as np
 
 from energon_pack.plan.epoch_draws import num_draws_by_epoch
 from energon_pack.plan.items import Items
-from energon_pack.plan.packs import PackPlan, sizes_and_members
+from energon_pack.plan.packs import PackPlan, packs_of_sizes, sizes_and_members
 from energon_pack.plan.plan import group_of_items, mix_packs_in_windows, order_by_turns_and_steps
 from energon_pack.plan.settings import PackingConfig, costs_and_limits
 from energon_pack.run.seeded_random import Ints, epoch_seed, random_keys
 from energon_pack.steps.cost import CostModel
 
 _MIN_STEPS_PER_PASS = 64  # steps of a pass at least, so that few packs are left over from whole steps
-
-
-def packs_of_sizes(sizes: Ints) -> PackPlan:
-    """Return a plan whose packs have these sizes, and hold the items 0, 1, 2, … in order."""
-    num = int(sizes.sum())
-    starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes)))
-    return PackPlan(starts, np.arange(num), np.zeros(num, np.int8), 0)
 
 
 def num_draws_by_pass(

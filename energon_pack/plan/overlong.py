@@ -46,10 +46,8 @@ _CONTEXT_CHARS = (0, 16, 256, 4096)
 _NO_TOKEN_LIMIT = (1 << 31) - 1  # tokens
 
 
-def check_overlong(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> None:
-    """Raise PackError on the first overlong sample if `packing.overlong=error`."""
-    if packing.overlong != Overlong.error:
-        return
+def refuse_overlong(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> None:
+    """Raise PackError on the first overlong sample."""
     overlong = plan.left_out[: lengths.num_samples] == LEFT_OUT.index(Reason.OVERLONG)
     if num := np.count_nonzero(overlong):
         first = np.flatnonzero(overlong)[:1]

@@ -105,6 +105,13 @@ def empty_plan(items: Items) -> PackPlan:
     return PackPlan(np.zeros(1, np.int64), nothing, np.zeros(len(items), np.int8), 0)
 
 
+def packs_of_sizes(sizes: Ints) -> PackPlan:
+    """Return a plan whose packs have these sizes, and hold the items 0, 1, 2, … in order."""
+    num = int(sizes.sum())
+    starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes)))
+    return PackPlan(starts, np.arange(num), np.zeros(num, np.int8), 0)
+
+
 def select_packs(plan: PackPlan, arrays_of_pack_numbers: Sequence[Ints], scratch: Scratch = _IN_MEMORY) -> PackPlan:
     """Return a plan of only these packs, in this order; the arrays are joined."""
     builder = PackBuilder(scratch)

@@ -25,9 +25,8 @@ from energon_pack.plan.packs import (
 from energon_pack.plan.plan import count_packs_if_no_window
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.plan.splits import SPLITS
-from energon_pack.plan.trees import sharing_figures
 from energon_pack.run.seeded_random import Ints, random_keys
-from energon_pack.samples.media.kinds import MEDIA_TYPES
+from energon_pack.samples.media.kinds import IMAGE, MEDIA_TYPES, VIDEO
 from energon_pack.samples.skip import Reason
 from energon_pack.steps.cost import CostModel
 from energon_pack.steps.evenness import evenness_figures
@@ -188,8 +187,8 @@ def summarize(
         weighted_share=round(noted.num_weighted / max(1, noted.num_supervised), 6),
         notes=noted.counts,
         by_media=_by_media(counted, media_of_packs(items, plan), lens, room),
-        shared=sharing_figures(lengths, plan),
-        mixture=mixture_figures(shares, lengths, plan, capacity) or None,
+        shared=_sharing_figures(lengths, plan),
+        mixture=mixture_figures(shares, lengths, plan, capacity) if shares else None,
         by_split=split_counts(items, plan),
         turns=turn_counts(items, plan),
         members_per_pack=Tally(features["members"]).spread(),
@@ -234,6 +233,22 @@ def _by_media(counted: PlanCounts, media: AnyInts, lens: Ints, room: Ints) -> di
         )
         for code, name in [*enumerate(MEDIA_TYPES), (-1, _UNKNOWN)]
         if counted.samples[code] or num_packs[code]
+    }
+
+
+def _sharing_figures(lengths: Lengths, plan: PackPlan) -> dict[str, int] | None:
+    """Count the trees in packs, their samples, and the tokens and media that sharing saves; None: nothing is shared."""
+    if lengths.shared is None:
+        return None
+    members, shared = plan.items, lengths.shared["token_len"][plan.items] > 0
+    begins = ~shared[:-1] & shared[1:]
+    saved = {name: int(values[members].sum()) for name, values in lengths.shared.items()}
+    return {
+        "trees": int(begins.sum()),
+        "samples": int(shared.sum() + begins.sum()),
+        "tokens": saved["token_len"],
+        **{medium.plural: saved[medium.column] for medium in (IMAGE, VIDEO)},
+        "visual_tokens": saved["num_visual_tokens"],
     }
 
 

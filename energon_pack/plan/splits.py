@@ -1,27 +1,16 @@
 """Assign samples to splits only by their ids and the seed, so that new data move no sample. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 
-from energon_pack.errors import PackError
 from energon_pack.run.seeded_random import mix_bits_in_place
 from energon_pack.sources.sample_ratio import source_key
 
 #: the splits that Energon's tools expect
 SPLITS = ("train", "val", "test")
-
-
-def split_shares(asked: Mapping[str, float | None]) -> tuple[float, ...]:
-    """Return the share of each of `SPLITS` for the setting `output.splits`; without `train`, it gets the rest."""
-    held_out = sum(asked.get(name) or 0.0 for name in SPLITS[1:])
-    train = asked.get("train")
-    shares = (1.0 - held_out if train is None else train, *(asked.get(name) or 0.0 for name in SPLITS[1:]))
-    if min(shares) < 0 or abs(sum(shares) - 1) > 1e-9:
-        raise PackError(f"output.splits={dict(asked)}: shares from 0 to 1, which come to 1 (train: null is the rest)")
-    return shares
 
 
 def split_of_samples(samples: Iterable[str], shares: Sequence[float], seed: int) -> npt.NDArray[np.int8]:

@@ -22,7 +22,6 @@ from energon_pack.plan.items import AnyInts, Items, Lengths
 from energon_pack.plan.packs import PackPlan
 from energon_pack.plan.settings import PackingConfig, Share, costs_and_limits
 from energon_pack.run.seeded_random import Ints, mix_bits_in_place
-from energon_pack.samples.media.kinds import IMAGE, VIDEO
 
 _MANY_SAMPLES = 1000  # if more samples begin alike, the beginning must be at least the following share of their tokens
 _MIN_SHARE = 0.1
@@ -120,22 +119,6 @@ def trees_of(beginnings: Beginnings, items: Items, packing: PackingConfig, group
     rest = np.flatnonzero(alone)
     all_starts = np.concatenate((starts, len(order) + np.arange(len(rest) + 1)))
     return Trees(np.concatenate((order, rest)), all_starts, of_items)
-
-
-def sharing_figures(lengths: Lengths, plan: PackPlan) -> dict[str, int] | None:
-    """Count the trees in packs, their samples, and the tokens and media that sharing saves; None: nothing is shared."""
-    if lengths.shared is None:
-        return None
-    members, shared = plan.items, lengths.shared["token_len"][plan.items] > 0
-    begins = ~shared[:-1] & shared[1:]
-    saved = {name: int(values[members].sum()) for name, values in lengths.shared.items()}
-    return {
-        "trees": int(begins.sum()),
-        "samples": int(shared.sum() + begins.sum()),
-        "tokens": saved["token_len"],
-        **{medium.plural: saved[medium.column] for medium in (IMAGE, VIDEO)},
-        "visual_tokens": saved["num_visual_tokens"],
-    }
 
 
 def with_own_counts(items: Items, shared: Mapping[str, AnyInts]) -> Items:

@@ -10,14 +10,14 @@ from energon_pack.config.stage_settings import PlanSettings
 from energon_pack.lengths.measure import MeasuredShard, dropping_wrong_lengths
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.same_media import refuse_changed_media
-from energon_pack.plan.epoch_draws import apply_epochs_and_mixture
+from energon_pack.plan.epoch_draws import EntryShare, apply_epochs_and_mixture
 from energon_pack.plan.expand import count_expansion, fitting_pairs
 from energon_pack.plan.items import Lengths
-from energon_pack.plan.overlong import check_overlong, cut_overlong
+from energon_pack.plan.overlong import cut_overlong, refuse_overlong
 from energon_pack.plan.packs import PackPlan, ShardPlan, plan_shards
 from energon_pack.plan.plan import check_media_fit_sample_type, check_splits, plan_packs, share_beginnings
 from energon_pack.plan.report import Report, summarize
-from energon_pack.plan.settings import CUTTING_POLICIES
+from energon_pack.plan.settings import CUTTING_POLICIES, Overlong
 from energon_pack.run.workshop import Workshop
 from energon_pack.stages.measuring import Measured
 from energon_pack.steps.cost import CostModel, cost_model_or_default
@@ -54,12 +54,15 @@ def plan_source(measured: Measured, settings: PlanSettings, workshop: Workshop) 
         if packing.overlong in CUTTING_POLICIES:
             with dropping_wrong_lengths(lengths.shards, method, workshop):
                 lengths = cut_overlong(lengths, method, packing, labels, workshop)
-        fits = fitting_pairs(lengths, packing) if lengths.has_pairs else None
-        lengths, entry_shares = apply_epochs_and_mixture(lengths, measured.mixture, packing, settings.seed, fits)
+        entry_shares = list[EntryShare]()
+        if measured.mixture or packing.epochs > 1:
+            fits = fitting_pairs(lengths, packing) if lengths.has_pairs else None
+            lengths, entry_shares = apply_epochs_and_mixture(lengths, measured.mixture, packing, settings.seed, fits)
         num_repeated = measured.num_repeated + lengths.num_samples - measured.lengths.num_samples
         lengths, trees = share_beginnings(lengths, packing)
         plan = plan_packs(lengths.items, packing, settings.seed, cost, lengths.scratch, trees)
-        check_overlong(lengths, plan, packing)
+        if packing.overlong == Overlong.error:
+            refuse_overlong(lengths, plan, packing)
         check_media_fit_sample_type(lengths, plan)
         check_splits(lengths, plan, settings.shares)
         workshop.progress.add(len(lengths.items))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from energon_pack.config import MediaIn
+from energon_pack.config.schema import split_shares
 from energon_pack.dataset.files import (
     LEDGER,
     MEDIA_SUMS_FILE,
@@ -30,7 +31,6 @@ from energon_pack.dataset.manifest import MANIFEST, REPORT
 from energon_pack.dataset.source_media import ReferencedMediaReader
 from energon_pack.errors import PackError, amount
 from energon_pack.plan.settings import Share
-from energon_pack.plan.splits import split_shares
 from energon_pack.report.pages.html import Rows, print_table
 from energon_pack.run.command import positive_int, tool_parser
 from energon_pack.run.console import say

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from megatron.energon import WorkerConfig, get_loader, get_val_dataset
 
 from energon_pack.config import Overlong, PackConfig, SplitsConfig
+from energon_pack.config.schema import split_shares
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
-from energon_pack.plan.splits import split_of_samples, split_shares
+from energon_pack.plan.splits import split_of_samples
 from energon_pack.verify import Options, verify
 from support.packed import demo_config
 from support.samples import chat, write_tar
