@@ -26,7 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from energon_pack.config import ExecutorKind, ModelConfig, PackConfig, SourceConfig, conf_dir, plain
 from energon_pack.config.compose import hydra_error_line, load_plugins, parsed_arguments
-from energon_pack.config.naming import is_in_name_hash, output_name
+from energon_pack.config.naming import is_in_name_hash, output_name, sweeps_folder
 from energon_pack.config.validate import to_config
 from energon_pack.errors import PackError, refuse_password
 from energon_pack.report.sweep_folder import SweepJobFile, forget_sweep, sweep_folder
@@ -114,8 +114,8 @@ def _objective(config: PackConfig, figures: Mapping[str, Any]) -> float:
 
 def _pack(config: PackConfig, sweep: SweepJobFile | None, is_here: bool) -> Mapping[str, Any]:
     """Pack, and record the result for the sweep; return the figures."""
-    from energon_pack.config.output_dir import OutputPlace
     from energon_pack.pack import pack
+    from energon_pack.stages.places import OutputPlace
 
     if config.executor.kind == ExecutorKind.slurm:
         figures = _submit_to_slurm(config)
@@ -134,7 +134,7 @@ def _pack(config: PackConfig, sweep: SweepJobFile | None, is_here: bool) -> Mapp
 
 def _place_and_settings(config: PackConfig) -> tuple[str, str]:
     """Return the place that a job of a sweep writes to, and all settings that the written bytes may depend on."""
-    from energon_pack.config.output_dir import OutputPlace
+    from energon_pack.stages.places import OutputPlace
 
     settings = {name: node for name, node in plain(config).items() if name not in ("executor", "measure", "cache_dir")}
     del settings["report"]["objective"]
@@ -170,7 +170,7 @@ def main() -> NoReturn:
         return _run_job(composed, refusals)
 
     OmegaConf.register_new_resolver("energon_pack_help", _end_of_help, replace=True)
-    OmegaConf.register_new_resolver("energon_pack_runs", _sweeps_folder, replace=True)
+    OmegaConf.register_new_resolver("energon_pack_runs", sweeps_folder, replace=True)
     if sys.argv[1:] in (["--version"], ["-V"]):
         print(f"energon-pack {VERSION}")
         sys.exit(0)
@@ -239,12 +239,6 @@ def _end_sweep() -> None:
         from energon_pack.report.sweep_page import write_sweep
 
         write_sweep(folder)
-
-
-def _sweeps_folder(output_dir: str) -> str:
-    from energon_pack.config.output_dir import sweeps_folder
-
-    return sweeps_folder(output_dir)
 
 
 def _end_of_help() -> str:

@@ -1,4 +1,4 @@
-"""Select the settings that change the bytes of a dataset, and name its folder after them."""
+"""Select the settings that change the bytes of a dataset, and name its folder after them; find the cache beside it."""
 
 import hashlib
 import json
@@ -10,7 +10,10 @@ from typing import Any
 
 from energon_pack.config import Format, Overlong, PackConfig, plain
 from energon_pack.plan.settings import Share
+from energon_pack.run.address import is_address, tidy_address
+from energon_pack.run.user_cache import user_cache_folder
 from energon_pack.samples.settings import without_unset_later_settings
+from energon_pack.sources.storage import path_in
 from energon_pack.templates.identity import labels_without_new_defaults
 from energon_pack.templates.settings import Expand
 from energon_pack.version import VERSION
@@ -128,3 +131,30 @@ def _source_name(path: Any) -> str:
 
 def _file_name(text: str) -> str:
     return re.sub(r"[^\w.+-]+", "_", text)
+
+
+def cache_folder(cache_dir: str | None, output_dir: str) -> Path:
+    """Return the folder of the cache on this machine; for a cache on an object store, the folder that mirrors it."""
+    address = cache_address(cache_dir, output_dir)
+    if address is not None:
+        return user_cache_folder("mirrors", short_hash(address))
+    return Path(_cache_place(cache_dir, output_dir)).expanduser()
+
+
+def cache_address(cache_dir: str | None, output_dir: str) -> str | None:
+    """Return the address of a cache on an object store; None if the cache is a folder."""
+    place = _cache_place(cache_dir, output_dir)
+    return tidy_address(place) if is_address(place) else None
+
+
+def sweeps_folder(output_dir: str) -> str:
+    """Return the folder of sweeps: beside the datasets, or in the user's cache if those are on an object store."""
+    return str(user_cache_folder("runs", "")) if is_address(output_dir) else f"{output_dir}/.runs"
+
+
+def _cache_place(cache_dir: str | None, output_dir: str) -> str:
+    return cache_dir or path_in(output_dir, ".cache")
+
+
+def short_hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from energon_pack.config import LabelsConfig, ModelConfig, PackConfig, PackingConfig, SourceConfig, Stage
-from energon_pack.config.output_dir import OutputPlace, cache_folder, page_of_stage
+from energon_pack.config.naming import cache_folder
 from energon_pack.config.stage_settings import MeasuringSettings, StageSettings
 from energon_pack.dataset.destination import refuse_unwritable_folder
 from energon_pack.dataset.energon import manifest_of
@@ -59,7 +59,7 @@ from energon_pack.sources.media_paths import MediaMap, mapped_name
 from energon_pack.sources.shard import TarShard
 from energon_pack.sources.storage import path_in
 from energon_pack.stages.measuring import Measured, index_source, measure_source, prepare_method
-from energon_pack.stages.places import Places, prepare_places
+from energon_pack.stages.places import OutputPlace, Places, page_of_stage, prepare_places
 from energon_pack.stages.planning import Planned, plan_source
 from energon_pack.steps.topology import Topology
 from energon_pack.templates.processor import load_saved_template

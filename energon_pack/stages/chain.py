@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from energon_pack.config import PackConfig, Stage
-from energon_pack.config.output_dir import cache_address, cache_folder
+from energon_pack.config.naming import cache_address, cache_folder
 from energon_pack.config.stage_settings import ShardSettings, StageSettings
 from energon_pack.dataset.destination import report_if_intact
 from energon_pack.dataset.in_folder import DatasetInFolder

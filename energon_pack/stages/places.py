@@ -5,14 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from energon_pack.config import Format, LabelsConfig, ModelConfig, PackConfig, SourceConfig, plain
-from energon_pack.config.naming import are_same_settings, content_settings
-from energon_pack.config.output_dir import OutputPlace, cache_address, cache_folder
+from energon_pack.config import Format, LabelsConfig, ModelConfig, OutputConfig, PackConfig, SourceConfig, Stage, plain
+from energon_pack.config.naming import are_same_settings, cache_address, cache_folder, content_settings, short_hash
 from energon_pack.dataset.destination import refuse_unwritable_folder, report_if_intact
+from energon_pack.dataset.files import PAGE
+from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.in_folder import DatasetInFolder
-from energon_pack.dataset.in_store import refuse_unwritable_address
+from energon_pack.dataset.in_store import DatasetInStore, refuse_unwritable_address
+from energon_pack.dataset.ledger import page_of_unpublished
 from energon_pack.errors import PackError
-from energon_pack.run.address import only_local_paths
+from energon_pack.run.address import only_local_paths, parent
 from energon_pack.run.console import say
 from energon_pack.run.executors import Executor, JobFolder
 from energon_pack.run.files import naming_full_disk
@@ -21,10 +23,47 @@ from energon_pack.run.workshop import Mirror, Workshop
 from energon_pack.sources.demo import NUM_SAMPLES, make_demo
 from energon_pack.sources.find import Source
 from energon_pack.sources.source_path import find_source
+from energon_pack.sources.storage import path_in
 from energon_pack.templates.full_processor import refuse_missing_folder
 from energon_pack.templates.settings import overridden_labels
 
 _MAX_CHECKED_FOLDERS = 32  # folders of the source that each worker checks
+
+
+@dataclass(frozen=True)
+class OutputPlace:
+    """Where a run writes, and what it may replace there."""
+
+    destination: DatasetInFolder
+    page: Path  # in the dataset, or beside its place if the run does not publish it
+    publishes: bool  # the run ends by publishing its dataset: `stage=all` or `publish`
+    may_overwrite: bool  # by `output.overwrite`, or because the run packs the demo
+
+    @classmethod
+    def of(cls, config: PackConfig) -> "OutputPlace":
+        """Return the place that a config names; raises PackError if the dataset has no name."""
+        destination = _destination(config.output, config.cache_dir)
+        publishes = config.stage in (Stage.all, Stage.publish)
+        page = destination.final / PAGE if publishes else page_of_stage(destination, config.stage)
+        return cls(destination, page, publishes, config.output.overwrite or config.source.is_demo)
+
+
+def page_of_stage(destination: DatasetInFolder, stage: Stage) -> Path:
+    """Return the path of the page of a stage that publishes no dataset."""
+    return page_of_unpublished(destination.final, f"{stage.value}.html")
+
+
+def _destination(output: OutputConfig, cache_dir: str | None) -> DatasetInFolder:
+    """Return the dataset that a run writes, in a folder or on an object store; raises PackError without a name."""
+    if output.name is None:
+        raise PackError("output.name must be set")
+    dataset = DatasetFolder(path_in(output.dir, output.name))
+    if not dataset.is_stored:
+        return DatasetInFolder(Path(output.dir).expanduser() / output.name)
+    if output.sqlite:
+        raise PackError(f"output.sqlite=true: of a dataset on an object store no index is written ({output.dir})")
+    here = cache_folder(cache_dir, output.dir) / "outputs" / short_hash(parent(dataset.path))
+    return DatasetInStore(dataset.path, here / output.name)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ import pyarrow.parquet as pq
 
 from energon_pack.config import Stage
 from energon_pack.config.naming import are_same_settings
-from energon_pack.config.output_dir import page_of_stage
 from energon_pack.config.stage_settings import PlanSettings, ShardSettings
 from energon_pack.dataset.destination import PlanMissing
 from energon_pack.dataset.files import PLAN
@@ -41,7 +40,7 @@ from energon_pack.run.workshop import Workshop
 from energon_pack.sources.find import Source
 from energon_pack.sources.reader import SourceChanged
 from energon_pack.sources.storage import absolute
-from energon_pack.stages.places import Places
+from energon_pack.stages.places import Places, page_of_stage
 from energon_pack.stages.planning import Planned
 from energon_pack.stages.writing import (
     MEASURED_DTYPE,

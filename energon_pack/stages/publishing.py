@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from energon_pack.config import OutputConfig
-from energon_pack.config.output_dir import OutputPlace
 from energon_pack.config.stage_settings import PublishSettings
 from energon_pack.dataset.destination import refuse_changed_yamls
 from energon_pack.dataset.energon import dataset_yamls, manifest_of, write_metadata
@@ -46,7 +45,7 @@ from energon_pack.run.progress import Progress
 from energon_pack.run.workshop import Workshop
 from energon_pack.samples.input_rules import INPUTS_FILE, TRIAL_FILE, InputRules
 from energon_pack.stages.measuring import Measured
-from energon_pack.stages.places import Places
+from energon_pack.stages.places import OutputPlace, Places
 from energon_pack.stages.planning import Planned, check_media_files_unchanged
 from energon_pack.stages.writing import Written
 from energon_pack.templates.full_processor import small_files

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from energon_pack.config.output_dir import cache_folder
+from energon_pack.config.naming import cache_folder
 from energon_pack.dataset.files import nested_value
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.input_rules_file import OtherTokenizer
