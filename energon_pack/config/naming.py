@@ -11,7 +11,7 @@ from typing import Any
 from energon_pack.config import Format, Overlong, PackConfig, plain
 from energon_pack.plan.settings import Share
 from energon_pack.run.address import is_address, tidy_address
-from energon_pack.run.user_cache import user_cache_folder
+from energon_pack.run.files import user_cache_folder
 from energon_pack.samples.settings import without_unset_later_settings
 from energon_pack.sources.storage import path_in
 from energon_pack.templates.identity import labels_without_new_defaults

@@ -22,8 +22,8 @@ from energon_pack.dataset.manifest import (
     refuse_other_manifests,
 )
 from energon_pack.errors import PackError, one_line
+from energon_pack.run.packages import version_of
 from energon_pack.run.plain_data import parse_json
-from energon_pack.run.user_cache import version_of
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import AUDIO, KINDS
 from energon_pack.templates.full_processor import full_processor, image_processor_alone, refuse_old_transformers

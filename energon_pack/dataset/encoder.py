@@ -7,7 +7,7 @@ from typing import Any
 
 from energon_pack.dataset.input_rules_file import read_input_rules, refuse_other_ids
 from energon_pack.dataset.manifest import is_metadataset, packed_datasets, read_manifest
-from energon_pack.run.user_cache import version_of
+from energon_pack.run.packages import version_of
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.member import MemberInput, MemberTokens
 from energon_pack.templates.full_processor import find_or_download_folder, quiet_transformers

@@ -19,10 +19,8 @@ from energon_pack.dataset.pack_parts import PackPartReader
 from energon_pack.dataset.source_media import EnergonMediaReader
 from energon_pack.errors import PackError, amount
 from energon_pack.run.address import energon_address
-from energon_pack.run.executors.admission import package_versions
-from energon_pack.run.files import META_FOLDER
-from energon_pack.run.heavy_imports import faster_imports
-from energon_pack.run.user_cache import read_kept, version_of, write_kept
+from energon_pack.run.files import META_FOLDER, read_kept, write_kept
+from energon_pack.run.packages import faster_imports, package_versions, version_of
 from energon_pack.samples.flavors.base import PackedFlavor, with_referenced_parts
 from energon_pack.samples.pack_tokens import TOKENS_PART
 

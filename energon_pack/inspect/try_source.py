@@ -46,8 +46,8 @@ from energon_pack.report.which_length import length_advice, lengths_to_try_if_un
 from energon_pack.run.command import EXIT_CODES, positive_int, run_tool, tool_parser
 from energon_pack.run.console import say
 from energon_pack.run.executors import Executor
+from energon_pack.run.files import user_cache_folder
 from energon_pack.run.progress import Progress
-from energon_pack.run.user_cache import user_cache_folder
 from energon_pack.run.workshop import executor_of
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.skip import setting_word

@@ -23,7 +23,7 @@ from energon_pack.lengths.measure import LengthsWrong, MeasuredShard
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import Chunk, chunks_of_pieces, key_of
 from energon_pack.run.files import write_whole
-from energon_pack.run.heavy_imports import faster_imports
+from energon_pack.run.packages import faster_imports
 from energon_pack.run.workshop import Workshop
 from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.media.prepared import prepared_media, processor_arguments

@@ -26,8 +26,8 @@ from energon_pack.lengths.method import Method
 from energon_pack.lengths.same_media import StaleRows, rows_to_cache, stale_rows
 from energon_pack.lengths.table_cache import Chunk, Piece, RowRun, TableCache, chunks_of_pieces, key_of
 from energon_pack.lengths.worker import BEGINNINGS_VERSION, LENGTHS_VERSION, MeasureJob, measure
+from energon_pack.run.packages import version_of
 from energon_pack.run.seeded_random import Ints
-from energon_pack.run.user_cache import version_of
 from energon_pack.run.workshop import Workshop
 from energon_pack.samples.flavors.fit import FIT_RULES
 from energon_pack.samples.media.kinds import VIDEO_EXTENSIONS

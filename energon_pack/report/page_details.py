@@ -11,7 +11,7 @@ from energon_pack.plan.report import RunFacts
 from energon_pack.report.figures import Figures
 from energon_pack.report.pages.bars import short_number
 from energon_pack.report.pages.html import Html, clipped, details, section, table, tag
-from energon_pack.run.user_cache import version_of
+from energon_pack.run.packages import version_of
 from energon_pack.samples.skip import Reason
 from energon_pack.templates.models import packaged_models, read_model_node
 from energon_pack.version import VERSION

@@ -1,20 +1,24 @@
-"""Write files and folders that are either whole or not there, and detect those that were damaged later."""
+"""Write files and folders that are either whole or not there, and keep some of them in the user's cache."""
 
 import ctypes
 import errno
 import fcntl
 import hashlib
 import json
+import logging
 import os
+import shutil
 import stat
 import tempfile
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from energon_pack.errors import PackError
+
+_log = logging.getLogger(__name__)
 
 #: Energon's folder of metadata in a dataset.
 META_FOLDER = ".nv-meta"
@@ -24,7 +28,11 @@ TEMPORARY_SUFFIX = ".tmp"
 _HASHES_FILE = "sums.json"
 #: permissions that let no other user read
 _PRIVATE_FOLDER_MODE, _PRIVATE_FILE_MODE = 0o700, 0o600
+#: folders of a kind that are kept: a template with a large tokenizer takes 10 to 30 MB
+_MOST_FOLDERS = 8
 _DISK_FULL_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+Value = TypeVar("Value")
 
 
 def write_whole(path: Path, data: bytes, sync: bool = True) -> None:
@@ -99,6 +107,78 @@ def sync_file_system(path: Path) -> None:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), os.fspath(path))
     finally:
         os.close(fd)
+
+
+def read_kept(kind: str, key: str, parse: Callable[[Any], Value]) -> Value | None:
+    """Read a value that `write_kept` wrote; None if there is none, or it can't be read.
+
+    Args:
+        kind: the cache's folder of such values.
+        parse: makes the value from JSON; raises ValueError, TypeError or KeyError if the JSON has another form.
+    """
+    path = _kept_file(kind, key)
+    try:
+        return parse(json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        _log.warning("%s can't be read, and is made again: %s", path, error)
+        return None
+
+
+def write_kept(kind: str, key: str, value: Any) -> None:
+    """Write a value as JSON for `read_kept` of later processes; if that fails, a warning is logged."""
+    path = _kept_file(kind, key)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(value, indent=1).encode(), sync=False)
+    except OSError as error:
+        _log.warning("%s is not kept for the next start: %s", path, error)
+
+
+def user_cache_folder(kind: str, name: str) -> Path:
+    """Return the path of a folder in the user's cache; the folder may not exist yet."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "energon_pack" / kind / name
+
+
+def _kept_file(kind: str, key: str) -> Path:
+    return user_cache_folder(kind, f"{key}.json")
+
+
+def restore_kept_folder(kind: str, folder: Path) -> bool:
+    """Make a folder like the one of its name that `keep_folder` kept; say whether there is one."""
+    kept = user_cache_folder(kind, folder.name)
+    try:
+        if not is_intact(folder):
+            with made_whole(folder) as made:
+                shutil.copytree(kept, made, dirs_exist_ok=True)
+                if not is_intact(made):
+                    raise OSError(f"{kept} is damaged")
+    except (OSError, shutil.Error) as error:
+        if kept.exists():
+            _log.warning("%s can't be read, and is made again: %s", kept, error)
+        return False
+    with suppress(OSError):
+        os.utime(kept)
+    return True
+
+
+def keep_folder(kind: str, folder: Path) -> None:
+    """Keep a copy of a folder of `made_whole`, in place of the one that was not restored for longest.
+
+    If that fails, a warning is logged.
+    """
+    kept = user_cache_folder(kind, folder.name)
+    try:
+        if not is_intact(kept):
+            with made_whole(kept) as made:
+                shutil.copytree(folder, made, dirs_exist_ok=True)
+        others = sorted(kept.parent.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+    except (OSError, shutil.Error) as error:
+        _log.warning("%s is not kept for the next start: %s", kept, error)
+        return
+    for old in others[_MOST_FOLDERS:]:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 @contextmanager

@@ -34,8 +34,9 @@ from energon_pack.lengths.measure import LengthsWrong, cache_keys_of, forget_len
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.console import say
 from energon_pack.run.executors import EqualSpans, WorkPart
-from energon_pack.run.executors.admission import package_versions, why_other_packages
+from energon_pack.run.executors.admission import why_other_packages
 from energon_pack.run.files import write_whole
+from energon_pack.run.packages import package_versions
 from energon_pack.run.workshop import Workshop
 from energon_pack.sources.find import Source
 from energon_pack.sources.reader import SourceChanged

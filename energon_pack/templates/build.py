@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from energon_pack.errors import PackError, one_line
-from energon_pack.run.heavy_imports import faster_imports
+from energon_pack.run.packages import faster_imports
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.chat.renderer import Renderer

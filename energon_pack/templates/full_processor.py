@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from energon_pack.errors import PackError, one_line, similar_path_hint
-from energon_pack.run.heavy_imports import faster_imports
-from energon_pack.run.user_cache import version_of
+from energon_pack.run.packages import faster_imports, version_of
 
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 _FILE_PATTERNS = ("*.json", "*.txt", "*.jinja", "additional_chat_templates/*.jinja", "*.model", "*.tiktoken", "*.py")

@@ -13,9 +13,17 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from energon_pack.errors import PackError
-from energon_pack.run.files import is_intact, made_whole, write_whole
+from energon_pack.run.files import (
+    is_intact,
+    keep_folder,
+    made_whole,
+    read_kept,
+    restore_kept_folder,
+    write_kept,
+    write_whole,
+)
+from energon_pack.run.packages import version_of
 from energon_pack.run.plain_data import dataclass_from_plain, plain
-from energon_pack.run.user_cache import keep_folder, read_kept, restore_kept_folder, version_of, write_kept
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import ADDED_KINDS
 from energon_pack.templates.build import build

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import Module
 
-from energon_pack.run.user_cache import version_of
+from energon_pack.run.packages import version_of
 from energon_pack.training.batch_members import MemberPlaces, MemberSizes, member_places
 from energon_pack.training.comparison import RunOptions
 from energon_pack.training.forward_inputs import MixingError, ids_or_embeddings, mask_kind_of, takes_rope_rows

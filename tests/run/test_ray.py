@@ -17,6 +17,7 @@ from energon_pack.config import ExecutorConfig, ExecutorKind, PackConfig
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.pack import pack
 from energon_pack.run.executors import JobFolder, admission
+from energon_pack.run.packages import package_versions
 from energon_pack.run.workshop import executor_of
 from support.jobs import (
     about,
@@ -234,7 +235,7 @@ def test_a_process_that_ray_ends_has_a_last_word(tmp_path: Path, end: str, is_sa
 @pytest.mark.slow
 def test_another_version_on_a_node_is_refused(settings: ExecutorConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its lengths might be others."""
-    here = {**admission.package_versions(), "tokenizers": "0.1"}
+    here = {**package_versions(), "tokenizers": "0.1"}
     monkeypatch.setattr(admission, "package_versions", lambda: here)
     with (
         executor_of(settings) as executor,

@@ -1,6 +1,5 @@
 """Check whether another machine is fit for a run: it has the same packages and sees the same folders."""
 
-import hashlib
 import json
 import os
 import platform
@@ -10,17 +9,13 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
 from itertools import islice
 from pathlib import Path
 
 from energon_pack.errors import printable
 from energon_pack.run.executors import JobFolder
-from energon_pack.run.user_cache import version_of
-from energon_pack.version import VERSION
+from energon_pack.run.packages import package_versions
 
-#: Packages on which lengths or bytes of packs may depend.
-_PACKAGES = ("transformers", "tokenizers", "pyarrow", "pillow", "av")
 _MARK_PREFIX = ".seen-by-all-"  # the start of the names of files by which other machines recognize a folder
 _OLD_SECONDS = 30 * 86400.0  # older files were left by killed runs: no run takes that long
 _APPEARS_SECONDS = 5.0  # a network file system may show a new file late
@@ -89,20 +84,6 @@ def why_other_packages(expected: Mapping[str, str | None]) -> str | None:
     if not differ:
         return None
     return f"{platform.node()} has {', '.join(differ)}: install the same packages on all machines of a run"
-
-
-@cache
-def package_versions() -> dict[str, str | None]:
-    """Return the versions of the packages that lengths and packs depend on.
-
-    For this package, a hash of the code is included, because a checkout has no version of its own.
-    """
-    root = Path(__file__).resolve().parents[2]
-    code = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        code.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
-    version = f"{VERSION} (code {code.hexdigest()[:8]})"
-    return {"energon-pack": version, **{name: version_of(name) for name in _PACKAGES}}
 
 
 def _appears(path: str) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from energon_pack.run.heavy_imports import collect_garbage_rarely
+from energon_pack.run.packages import collect_garbage_rarely
 from energon_pack.run.plain_data import enable_memory_bounds
 
 #: Workers use one thread each: processes give the parallelism, and waiting threads would use cores, too.

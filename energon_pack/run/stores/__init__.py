@@ -14,6 +14,7 @@ from typing import Any
 
 from energon_pack.errors import PackError
 from energon_pack.run.address import place_of, tidy_address
+from energon_pack.run.packages import version_of
 from energon_pack.run.stores.requests import (
     PART_BYTES,
     REQUEST_COUNTS,
@@ -23,7 +24,6 @@ from energon_pack.run.stores.requests import (
     error_text,
     with_retries,
 )
-from energon_pack.run.user_cache import version_of
 
 _PROCESS = os.getpid()
 _clients: list[Any] = []
