@@ -1,8 +1,6 @@
 """Say what lies where a run is to write: nothing, the whole dataset of the same run, or another one."""
 
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from energon_pack.dataset.energon import changed_keys
@@ -77,14 +75,3 @@ def refuse_changed_identity(report: dict[str, Any], identity: str, named: str) -
             f"{named} exists, packed of another source or processor, or by another version:"
             " output.overwrite=true replaces it, output.name=NAME writes beside it"
         )
-
-
-def refuse_unwritable_folder(knob: str, folder: Path) -> None:
-    """Raise PackError if no file can be written into a folder, or, if it is missing, into the first above it."""
-    above = next((path for path in (folder, *folder.absolute().parents) if path.exists()), folder)
-    try:
-        with tempfile.TemporaryFile(dir=above) as file:
-            file.write(b"energon_pack")
-            file.flush()
-    except OSError as error:
-        raise PackError(f"{knob}={folder}: {above} can't be written: {error.strerror}; choose another {knob}") from None

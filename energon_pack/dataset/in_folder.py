@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from energon_pack.dataset import staging_files
-from energon_pack.dataset.destination import PlanMissing, another_run_error, refuse_unwritable_folder
+from energon_pack.dataset.destination import PlanMissing, another_run_error
 from energon_pack.dataset.files import PAGE
 from energon_pack.dataset.ledger import ledger_of_unpublished, page_of_unpublished
 from energon_pack.dataset.manifest import MANIFEST
@@ -69,7 +69,7 @@ class DatasetInFolder:
 
     def refuse_unwritable(self) -> None:
         """Raise PackError if the folder can't be written, before hours of measuring."""
-        refuse_unwritable_folder("output.dir", self.final.parent)
+        staging_files.refuse_unwritable_folder("output.dir", self.final.parent)
 
     def is_free(self) -> bool:
         """Say whether the dataset's place is empty, so that a run overwrites nothing."""

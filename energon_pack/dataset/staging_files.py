@@ -1,4 +1,4 @@
-"""The files of a run's staging folder, and how a folder is removed that another run may use.
+"""The files of a run's staging folder, and the folders of runs: may one be written, and how is one removed?
 
 Beside a shard that a process of a run finished stands `packed-000000.tar.done`. Its first line says of which run it is,
 and of which bytes; behind it are the checksums of the shard's media, which nobody then has to read again.
@@ -7,12 +7,14 @@ and of which bytes; behind it are the checksums of the shard's media, which nobo
 import json
 import os
 import shutil
+import tempfile
 import uuid
 from contextlib import suppress
 from pathlib import Path
 from zlib import crc32
 
 from energon_pack.dataset.files import PLAN
+from energon_pack.errors import PackError
 from energon_pack.run.files import TEMPORARY_SUFFIX, write_whole
 
 #: folder with what `stage=write` reads beside the plan, and its file that is written last
@@ -55,6 +57,17 @@ def _first_line(shard: Path, identity: str) -> bytes:
 
 def _done_file(shard: Path) -> Path:
     return shard.with_suffix(f".tar{DONE_SUFFIX}")
+
+
+def refuse_unwritable_folder(knob: str, folder: Path) -> None:
+    """Raise PackError if no file can be written into a folder, or, if it is missing, into the first above it."""
+    above = next((path for path in (folder, *folder.absolute().parents) if path.exists()), folder)
+    try:
+        with tempfile.TemporaryFile(dir=above) as file:
+            file.write(b"energon_pack")
+            file.flush()
+    except OSError as error:
+        raise PackError(f"{knob}={folder}: {above} can't be written: {error.strerror}; choose another {knob}") from None
 
 
 def remove_folder(path: Path) -> None:

@@ -22,12 +22,12 @@ from torch.utils.data import DataLoader, Dataset
 from energon_pack.config import LabelsConfig, ModelConfig, PackConfig, PackingConfig, SourceConfig, Stage
 from energon_pack.config.naming import cache_folder
 from energon_pack.config.stage_settings import MeasuringSettings, StageSettings
-from energon_pack.dataset.destination import refuse_unwritable_folder
 from energon_pack.dataset.energon import manifest_of
 from energon_pack.dataset.files import LEDGER
 from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.dataset.ledger import why_unpublished, write_ledger
 from energon_pack.dataset.sources import SampleReader
+from energon_pack.dataset.staging_files import refuse_unwritable_folder
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.lengths.index import IndexedShard
 from energon_pack.lengths.measure import MeasuredShard, cache_measured_rows, lengths_cache

@@ -7,12 +7,13 @@ from typing import Any
 
 from energon_pack.config import Format, LabelsConfig, ModelConfig, OutputConfig, PackConfig, SourceConfig, Stage, plain
 from energon_pack.config.naming import are_same_settings, cache_address, cache_folder, content_settings, short_hash
-from energon_pack.dataset.destination import refuse_unwritable_folder, report_if_intact
+from energon_pack.dataset.destination import report_if_intact
 from energon_pack.dataset.files import PAGE
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.dataset.in_store import DatasetInStore, refuse_unwritable_address
 from energon_pack.dataset.ledger import page_of_unpublished
+from energon_pack.dataset.staging_files import refuse_unwritable_folder
 from energon_pack.errors import PackError
 from energon_pack.run.address import only_local_paths, parent
 from energon_pack.run.console import say
