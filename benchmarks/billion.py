@@ -36,8 +36,8 @@ from energon_pack.plan.packs import plan_shards
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.report import summarize
 from energon_pack.plan.settings import PackingConfig
+from energon_pack.report.advice import lengths_trial_job_of
 from energon_pack.report.figures import planned_figures, source_figures
-from energon_pack.report.which_length import lengths_trial_job_of
 from energon_pack.run.bounded_memory import Scratch
 from energon_pack.sources.shard import TarShard
 from energon_pack.steps.cost import cost_model_or_default

@@ -22,9 +22,8 @@ from energon_pack.plan.pack_lengths import LengthFigures, TriedLength
 from energon_pack.plan.packs import empty_plan
 from energon_pack.plan.report import Report, num_lost_to_bad_data
 from energon_pack.plan.settings import Overlong, PackingConfig
-from energon_pack.report.images import ShrinkAdvice
+from energon_pack.report.advice import MOST_DROPPED, ShrinkAdvice
 from energon_pack.report.terminal_summary import cut_and_pair_lines, note_lines, removed_pictures_lines
-from energon_pack.report.which_length import MOST_DROPPED
 from energon_pack.run.console import say
 from energon_pack.run.workshop import Workshop
 from energon_pack.samples.media.kinds import MEDIA_TYPES, VIDEO

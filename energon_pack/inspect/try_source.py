@@ -36,13 +36,12 @@ from energon_pack.lengths.index import every_nth_sample
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.pack_lengths import TriedLength, try_pack_lengths
 from energon_pack.plan.settings import CUTTING_POLICIES
+from energon_pack.report.advice import advise_to_shrink, length_advice, lengths_to_try_if_unset, recommend_length
 from energon_pack.report.contact_sheet import read_lengths_rows
-from energon_pack.report.images import advise_to_shrink
 from energon_pack.report.pages.html import share_of_samples
 from energon_pack.report.terminal_summary import print_choices
 from energon_pack.report.views.screens import member_blocks, print_blocks, print_heading
 from energon_pack.report.views.text import Sentence
-from energon_pack.report.which_length import length_advice, lengths_to_try_if_unset, recommend_length
 from energon_pack.run.command import EXIT_CODES, positive_int, run_tool, tool_parser
 from energon_pack.run.console import say
 from energon_pack.run.executors import Executor

@@ -15,7 +15,7 @@ from energon_pack.plan.pack_lengths import Tally, TriedLength
 from energon_pack.plan.packs import LEFT_OUT, PackPlan
 from energon_pack.plan.report import Report
 from energon_pack.plan.settings import Overlong, PackingConfig
-from energon_pack.report.images import ImagesAtTokenBounds, ShrinkAdvice, count_images_at_token_bounds
+from energon_pack.report.advice import ImagesAtTokenBounds, ShrinkAdvice, count_images_at_token_bounds
 from energon_pack.report.pages.bars import Histogram, log_histogram
 from energon_pack.run.bounded_memory import blocks
 from energon_pack.run.seeded_random import Ints

@@ -10,12 +10,12 @@ from energon_pack.dataset.files import nested_value
 from energon_pack.errors import amount
 from energon_pack.plan.report import Report, RunFacts
 from energon_pack.report import page_details
+from energon_pack.report.advice import length_advice, recommend_length
 from energon_pack.report.figures import PAD_WIDTH, Figures
 from energon_pack.report.pages.bars import draw_histogram, short_number
 from energon_pack.report.pages.html import Grade, Html, Remark, clipped, page, section, table, tag
 from energon_pack.report.remarks import CHECKED_RULES
 from energon_pack.report.terminal_summary import length_rows, lines_below_table, media_rows
-from energon_pack.report.which_length import length_advice, recommend_length
 
 _MAX_TITLE_CHARS, _MAX_NAME_CHARS, _MAX_VALUE_CHARS = 120, 120, 60  # characters
 _MAX_FOLDERS = 20  # rows

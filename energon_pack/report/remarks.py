@@ -7,10 +7,10 @@ from energon_pack.errors import amount
 from energon_pack.plan.epoch_draws import MANY_EPOCHS
 from energon_pack.plan.report import RunFacts
 from energon_pack.report import data_rules
+from energon_pack.report.advice import MOST_DROPPED, recommend_length
 from energon_pack.report.figures import Figures
 from energon_pack.report.pages.bars import short_number
 from energon_pack.report.pages.html import Grade, Remark, percent, share_of_samples
-from energon_pack.report.which_length import MOST_DROPPED, recommend_length
 from energon_pack.samples.media.kinds import IMAGE, VIDEO
 from energon_pack.samples.skip import Reason
 

@@ -15,6 +15,13 @@ from energon_pack.plan.items import Lengths
 from energon_pack.plan.pack_lengths import TriedLength
 from energon_pack.plan.packs import PackPlan, empty_plan
 from energon_pack.plan.report import Report, RunFacts
+from energon_pack.report.advice import (
+    advise_to_shrink,
+    length_advice,
+    lengths_trial_job_of,
+    num_samples_tried,
+    try_lengths_of_job,
+)
 from energon_pack.report.contact_sheet import (
     ExamplePacksJob,
     Tile,
@@ -25,11 +32,9 @@ from energon_pack.report.contact_sheet import (
     read_tiles,
 )
 from energon_pack.report.figures import Figures, LengthTrials, origins_of, planned_figures, source_figures
-from energon_pack.report.images import advise_to_shrink
 from energon_pack.report.page import PageFacts, run_page
 from energon_pack.report.pages.html import Grade, Html, Remark
 from energon_pack.report.remarks import remarks
-from energon_pack.report.which_length import length_advice, lengths_trial_job_of, num_samples_tried, try_lengths_of_job
 from energon_pack.run.files import write_whole
 from energon_pack.run.workshop import Workshop
 from energon_pack.steps.cost import max_positions

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from energon_pack.plan.pack_lengths import TriedLength
+from energon_pack.report.advice import MOST_DROPPED, recommend_length
 from energon_pack.report.sweep_folder import jobs_of
-from energon_pack.report.which_length import MOST_DROPPED, recommend_length
 
 #: written by Hydra's sweepers that optimise (Optuna's, Ax's, Nevergrad's)
 _OPTIMISED_FILE = "optimization_results.yaml"

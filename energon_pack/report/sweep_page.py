@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from energon_pack.errors import amount
+from energon_pack.report.advice import RULE
 from energon_pack.report.pages.bars import short_number, with_bar
 from energon_pack.report.pages.html import (
     Cell,
@@ -23,7 +24,6 @@ from energon_pack.report.pages.html import (
     tag,
 )
 from energon_pack.report.sweep import BEST_RULE, Sweep, read_sweep
-from energon_pack.report.which_length import RULE
 from energon_pack.run.console import say
 from energon_pack.run.files import write_whole
 

@@ -35,10 +35,10 @@ from energon_pack.lengths.measure import dropping_wrong_lengths, refuse_changed_
 from energon_pack.plan.pack_lengths import try_pack_lengths
 from energon_pack.plan.packs import empty_plan
 from energon_pack.plan.report import Report, RunFacts
+from energon_pack.report.advice import lengths_to_try_if_unset
 from energon_pack.report.pages.html import Remark
 from energon_pack.report.run_report import PageSummary, RunPageWriter
 from energon_pack.report.terminal_summary import print_choices, print_stages
-from energon_pack.report.which_length import lengths_to_try_if_unset
 from energon_pack.run.console import say
 from energon_pack.run.files import META_FOLDER, naming_full_disk, write_whole
 from energon_pack.run.progress import Progress

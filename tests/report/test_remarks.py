@@ -7,9 +7,9 @@ import pytest
 from energon_pack.plan.note_counts import NAME_LISTS, NOTES
 from energon_pack.plan.pack_lengths import TriedLength
 from energon_pack.plan.report import MediaFigures
+from energon_pack.report.advice import ImagesAtTokenBounds
 from energon_pack.report.data_rules import _REMEDIES
 from energon_pack.report.figures import Figures, FolderOutcome, LengthTrials, OverlongFacts, SourceMedium
-from energon_pack.report.images import ImagesAtTokenBounds
 from energon_pack.report.pages.html import Grade
 from energon_pack.report.remarks import remarks
 from energon_pack.samples.skip import Reason

@@ -10,8 +10,9 @@ import pytest
 from energon_pack.plan.items import Items, Lengths
 from energon_pack.plan.pack_lengths import TriedLength
 from energon_pack.plan.settings import CAPPED_COLUMNS, Algorithm, PackingConfig
-from energon_pack.report.images import advise_to_shrink, count_images_at_token_bounds
-from energon_pack.report.which_length import (
+from energon_pack.report.advice import (
+    advise_to_shrink,
+    count_images_at_token_bounds,
     drops_little_and_fills,
     lengths_to_try,
     lengths_trial_job_of,
