@@ -46,10 +46,10 @@ from energon_pack.online.user_dataset import ID_PREFIX, MapStyleDataset, UserSam
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.settings import CUTTING_POLICIES
 from energon_pack.run.executors.local import LocalExecutor
-from energon_pack.run.files import is_intact, made_whole, one_process_at_a_time
+from energon_pack.run.files import is_intact, made_whole
 from energon_pack.run.progress import Progress
 from energon_pack.run.seeded_random import Ints
-from energon_pack.run.workshop import Workshop
+from energon_pack.run.workshop import Workshop, one_process_at_a_time
 from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.sample import media_type
 from energon_pack.samples.settings import Take

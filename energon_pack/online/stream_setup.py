@@ -21,9 +21,9 @@ from energon_pack.online.prepare import places_without_files, shared_number
 from energon_pack.online.samples import IndexedSamples, Samples, SourceIndexRow, StoredRows, write_index
 from energon_pack.online.user_dataset import MapStyleDataset, user_samples_of
 from energon_pack.run.executors.local import LocalExecutor
-from energon_pack.run.files import is_intact, made_whole, one_process_at_a_time
+from energon_pack.run.files import is_intact, made_whole
 from energon_pack.run.progress import Progress
-from energon_pack.run.workshop import Workshop
+from energon_pack.run.workshop import Workshop, one_process_at_a_time
 from energon_pack.samples.settings import Take
 from energon_pack.sources.find import Source
 from energon_pack.stages.measuring import index_source, prepare_method

@@ -2,7 +2,6 @@
 
 import ctypes
 import errno
-import fcntl
 import hashlib
 import json
 import logging
@@ -26,8 +25,7 @@ META_FOLDER = ".nv-meta"
 TEMPORARY_SUFFIX = ".tmp"
 #: a file in each folder of `made_whole`: the names of its files, and the hash of each
 _HASHES_FILE = "sums.json"
-#: permissions that let no other user read
-_PRIVATE_FOLDER_MODE, _PRIVATE_FILE_MODE = 0o700, 0o600
+_PRIVATE_FOLDER_MODE = 0o700  # no other user can read
 #: folders of a kind that are kept: a template with a large tokenizer takes 10 to 30 MB
 _MOST_FOLDERS = 8
 _DISK_FULL_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -193,27 +191,6 @@ def naming_full_disk(knob: str, folder: Path) -> Iterator[None]:
             f"{folder}: {os.strerror(error.errno)}; make room, or choose another {knob}: the same command goes on from"
             " what is there"
         ) from None
-
-
-@contextmanager
-def one_process_at_a_time(folder: Path) -> Iterator[None]:
-    """Let only one process of this machine at a time run the block for this folder; others wait.
-
-    The lock is a file on the machine's own disk, because a shared file system may have no locks. It is freed when its
-    process ends, however that happens, so nobody waits for ever.
-    """
-    name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
-    lock = os.open(
-        user_temporary_folder("locks") / name,
-        os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC,
-        _PRIVATE_FILE_MODE,
-    )
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        fcntl.flock(lock, fcntl.LOCK_UN)  # closing it would not free it while a process forked meanwhile has it open
-        os.close(lock)
 
 
 def user_temporary_folder(name: str) -> Path:

@@ -1,4 +1,4 @@
-"""Other packages: their versions, and imports that take seconds, as of torch, transformers and Energon."""
+"""Other packages: their versions, imports that take seconds (torch, transformers, Energon), and objects patched."""
 
 import gc
 import hashlib
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from energon_pack.version import VERSION
 
@@ -55,3 +56,20 @@ def package_versions() -> dict[str, str | None]:
         code.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
     version = f"{VERSION} (code {code.hexdigest()[:8]})"
     return {"energon-pack": version, **{name: version_of(name) for name in _PACKAGES}}
+
+
+@contextmanager
+def patched(owner: Any, **values: Any) -> Iterator[None]:
+    """Set these attributes of an object in this context, and restore the old ones at its end."""
+    if not values:
+        yield
+        return
+    attributes = vars(owner)
+    before = {name: attributes[name] for name in values if name in attributes}
+    attributes.update(values)
+    try:
+        yield
+    finally:
+        for name in values:
+            attributes.pop(name)
+        attributes.update(before)

@@ -1,8 +1,12 @@
-"""The objects that every stage of a run gets, and a cache on an object store, mirrored in a folder of this machine.
+"""The objects that every stage of a run gets; a cache on an object store, mirrored in a folder of this machine; and a
+lock for one process at a time.
 
 A file's name is the hash of its bytes, so files with one name are equal, and nothing is overwritten.
 """
 
+import fcntl
+import hashlib
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -14,12 +18,13 @@ from energon_pack.run.executors import Executor
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.executors.settings import ExecutorConfig, ExecutorKind
 from energon_pack.run.executors.workers import QUIET_RAY_ENV, changed_environment
-from energon_pack.run.files import naming_full_disk, write_whole
+from energon_pack.run.files import naming_full_disk, user_temporary_folder, write_whole
 from energon_pack.run.load_by_name import load_entry_point
 from energon_pack.run.progress import Progress
 
 #: The folders of a cache that are worth keeping for other machines.
 _MIRRORED_FOLDERS = ("index", "lengths")
+_PRIVATE_FILE_MODE = 0o600  # no other user can read
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,27 @@ class Workshop:
             yield
             if self.mirror is not None:
                 self.mirror.upload_new()
+
+
+@contextmanager
+def one_process_at_a_time(folder: Path) -> Iterator[None]:
+    """Let only one process of this machine at a time run the block for this folder; others wait.
+
+    The lock is a file on the machine's own disk, because a shared file system may have no locks. It is freed when its
+    process ends, however that happens, so nobody waits for ever.
+    """
+    name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
+    lock = os.open(
+        user_temporary_folder("locks") / name,
+        os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC,
+        _PRIVATE_FILE_MODE,
+    )
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        fcntl.flock(lock, fcntl.LOCK_UN)  # closing it would not free it while a process forked meanwhile has it open
+        os.close(lock)
 
 
 def executor_of(settings: ExecutorConfig) -> AbstractContextManager[Executor]:

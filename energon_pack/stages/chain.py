@@ -15,7 +15,7 @@ from energon_pack.errors import PackError
 from energon_pack.run.console import say
 from energon_pack.run.executors.admission import terms_with_mark_files
 from energon_pack.run.executors.slurm import LENGTHS, PLAN, PUBLISH, WRITE, Chain
-from energon_pack.run.files import one_process_at_a_time
+from energon_pack.run.workshop import one_process_at_a_time
 from energon_pack.stages.places import Places, prepare_places
 from energon_pack.stages.plan_on_disk import (
     ExpectedPlan,

@@ -7,8 +7,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from energon_pack.run.packages import patched
 from energon_pack.samples.media.kinds import AUDIO, IMAGE
-from energon_pack.templates.families.asked_processor import patched
 from energon_pack.templates.full_processor import has_media_processor
 from energon_pack.templates.sample import Rendered, Sample
 from energon_pack.templates.template import Template

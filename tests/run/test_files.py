@@ -20,7 +20,8 @@ from energon_pack.errors import PackError
 from energon_pack.run.bounded_memory import LruCache, Scratch, blocks
 from energon_pack.run.executors import JobFolder
 from energon_pack.run.executors.admission import enter_and_check_machine, terms_with_mark_files
-from energon_pack.run.files import is_intact, made_whole, one_process_at_a_time, user_temporary_folder, write_whole
+from energon_pack.run.files import is_intact, made_whole, user_temporary_folder, write_whole
+from energon_pack.run.workshop import one_process_at_a_time
 from support.running import ROOT
 
 
@@ -110,7 +111,7 @@ def test_a_folder_that_was_open_to_others_is_closed(tmp_path: Path, monkeypatch:
 def test_one_process_of_a_machine_works_and_others_wait(tmp_path: Path) -> None:
     """Otherwise eight ranks measure the same; with a barrier, ranks admitted one after another would wait for ever."""
     script = (
-        "import sys, time; from pathlib import Path; from energon_pack.run.files import one_process_at_a_time\n"
+        "import sys, time; from pathlib import Path; from energon_pack.run.workshop import one_process_at_a_time\n"
         "with one_process_at_a_time(Path(sys.argv[1])): print('in', flush=True); time.sleep(600)"
     )
     variables = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -2,10 +2,11 @@
 
 import copy
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
+from energon_pack.run.packages import patched
 from energon_pack.samples.media.kinds import AUDIO, VIDEO
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.prepared import PreparedMedia, VideoClip, media_arguments
@@ -157,23 +158,6 @@ def _text_between(text: str, before: str, after: str) -> str:
     if not (text.startswith(before) and text.endswith(after)):
         raise NotImplementedError(f"it writes something else than {before} and {after} around a placeholder")
     return text[len(before) : len(text) - len(after)]
-
-
-@contextmanager
-def patched(owner: Any, **values: Any) -> Iterator[None]:
-    """Set these attributes of an object in this context, and restore the old ones at its end."""
-    if not values:
-        yield
-        return
-    attributes = vars(owner)
-    before = {name: attributes[name] for name in values if name in attributes}
-    attributes.update(values)
-    try:
-        yield
-    finally:
-        for name in values:
-            attributes.pop(name)
-        attributes.update(before)
 
 
 def _with_cache(merge: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
