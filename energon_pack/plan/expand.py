@@ -16,7 +16,7 @@ from energon_pack.lengths.measure import dropping_wrong_lengths, method_key
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import key_of
 from energon_pack.lengths.worker import LengthsRow, leave_out
-from energon_pack.plan.items import Items, Lengths
+from energon_pack.plan.items import Lengths
 from energon_pack.plan.sample_parts import PartsRecipe, WholeSample, make_parts
 from energon_pack.plan.settings import CAPS, PackingConfig, Share, costs_and_limits
 from energon_pack.plan.trees import COUNTS, Trees, find_trees, with_own_counts
@@ -44,8 +44,6 @@ def expand_conversations(lengths: Lengths, labels: LabelsConfig, method: Method,
     Raises:
         SourceChanged: a file is not what was measured.
     """
-    if labels.expand is Expand.none:
-        return lengths
     may_have_parts = lengths.scratch.zeros(lengths.num_samples, np.bool_)
     for block in blocks(lengths.num_samples):
         may_have_parts[block] = lengths.items.lens[block] > 0
@@ -74,10 +72,8 @@ class ExpansionCounts(NamedTuple):
     tokens: int  # of all samples
 
 
-def count_expansion(lengths: Lengths, labels: LabelsConfig) -> ExpansionCounts | None:
-    """Count conversations, samples and tokens in what `expand_conversations` returned; None: `labels.expand=none`."""
-    if labels.expand is Expand.none:
-        return None
+def count_expansion(lengths: Lengths, labels: LabelsConfig) -> ExpansionCounts:
+    """Count conversations, samples and tokens in what `expand_conversations` returned."""
     num, whole, tokens = lengths.num_samples, 0, 0
     for block in blocks(len(lengths.items)):
         lens = lengths.items.lens[block].astype(np.int64)
@@ -197,8 +193,3 @@ def fitting_pairs(lengths: Lengths, packing: PackingConfig) -> npt.NDArray[np.bo
     fits, pairs = np.zeros(lengths.num_samples, np.bool_), np.unique(lengths.whole_of_part)
     fits[pairs] = (costs[:, : len(pairs)] <= limits[:, None]).all(axis=0)
     return fits
-
-
-def items_or_pairs(lengths: Lengths) -> Items:
-    """Return what is packed as one: the items of `lengths`, or an item for each pair, with the sums of its sides."""
-    return pair_trees(lengths, PackingConfig()).as_items(lengths.items) if lengths.has_pairs else lengths.items

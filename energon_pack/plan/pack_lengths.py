@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from energon_pack.plan.expand import items_or_pairs
+from energon_pack.plan.expand import pair_trees
 from energon_pack.plan.items import AnyInts, Items, Lengths
 from energon_pack.plan.packs import LEFT_OUT, PackPlan
 from energon_pack.plan.plan import plan_packs
@@ -146,6 +146,11 @@ class LengthFigures:
     def to_json(self) -> dict[str, Any]:
         """Return the figures as a dict."""
         return asdict(self)
+
+
+def items_or_pairs(lengths: Lengths) -> Items:
+    """Return what is packed as one: the items of `lengths`, or an item for each pair, with the sums of its sides."""
+    return pair_trees(lengths, PackingConfig()).as_items(lengths.items) if lengths.has_pairs else lengths.items
 
 
 def try_pack_lengths(

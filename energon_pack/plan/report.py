@@ -9,9 +9,9 @@ import numpy as np
 
 from energon_pack.errors import PackError
 from energon_pack.plan.epoch_draws import EntryShare, mixture_figures
-from energon_pack.plan.expand import ExpansionCounts, items_or_pairs
+from energon_pack.plan.expand import ExpansionCounts
 from energon_pack.plan.items import AnyInts, Items, Lengths
-from energon_pack.plan.pack_lengths import PlanCounts, Tally, count_by_medium, count_plan
+from energon_pack.plan.pack_lengths import PlanCounts, Tally, count_by_medium, count_plan, items_or_pairs
 from energon_pack.plan.packs import (
     LEFT_OUT,
     PackPlan,

@@ -16,9 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from energon_pack.errors import amount
-from energon_pack.plan.expand import items_or_pairs
 from energon_pack.plan.items import AnyInts, Items, Lengths
-from energon_pack.plan.pack_lengths import TriedLength, plan_each_length
+from energon_pack.plan.pack_lengths import TriedLength, items_or_pairs, plan_each_length
 from energon_pack.plan.settings import Algorithm, PackingConfig
 from energon_pack.report.pages.bars import short_number
 from energon_pack.run.bounded_memory import blocks

@@ -27,6 +27,7 @@ from energon_pack.sources.shard import Shard
 from energon_pack.templates.families.rules import MediaRules
 from energon_pack.templates.full_processor import find_or_download_folder
 from energon_pack.templates.processor import media_rules_of
+from energon_pack.templates.settings import Expand
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def measure_source(
         )  # fmt: skip
         if settings.takes_pairs:
             lengths = measure_sides(lengths, method, workshop)
-        else:
+        elif settings.labels.expand is not Expand.none:
             lengths = expand_conversations(lengths, settings.labels, method, workshop)
         tables = lengths.tables(("parts", "detail"), with_parts=False)
         places = {place for shard in source.shards for place in (shard.path, shard.media_root or "")}

@@ -22,6 +22,7 @@ from energon_pack.run.workshop import Workshop
 from energon_pack.stages.measuring import Measured
 from energon_pack.steps.cost import CostModel, cost_model_or_default
 from energon_pack.templates.processor import processor_folder_of
+from energon_pack.templates.settings import Expand
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def plan_source(measured: Measured, settings: PlanSettings, workshop: Workshop) 
         content["labels"] = {**content["labels"], "final_end": method.identity.labels["final_end"]}
     cost = cost_model_or_default(processor_folder_of(method.template_folder))
     with workshop.timed("plan"):
-        expansion = count_expansion(lengths, labels)
+        expansion = None if labels.expand is Expand.none else count_expansion(lengths, labels)
         if packing.overlong in CUTTING_POLICIES:
             with dropping_wrong_lengths(lengths.shards, method, workshop):
                 lengths = cut_overlong(lengths, method, packing, labels, workshop)
