@@ -1,16 +1,16 @@
 """Give several packed datasets one common order: `python -m energon_pack.order OUT DIR[=WEIGHT] …`.
 
-    OUT/.nv-meta/split.yaml, .info.json      paths of the tars of all datasets
-                 order.npy                   numbers of all their packs, in the order that `PacksInOrder` reads
-                 energon_pack.json           copied from a dataset; `parts` names all datasets
+Two datasets, with the weights 30 and 70, become one order:
 
-Nothing is copied. Validation and test parts are read one after another, as Energon does.
-
-    text 30 ─┐                  OUT/.nv-meta: the tars of both, and the order of their packs;
+    text 30 ──┐                 OUT/.nv-meta: the tars of both, and the order of their packs;
     image 70 ─┴─ one order ──►  every step has even costs, and both datasets by their shares
 
 Nothing is copied. Energon's own blend draws at random in each worker; `PackedTaskEncoder` reads this order as one
-stream.
+stream. Validation and test parts are read one after another, as Energon does. The folder of an order holds:
+
+    OUT/.nv-meta/split.yaml, .info.json      paths of the tars of all datasets
+                 order.npy                   numbers of all their packs, in the order that `PacksInOrder` reads
+                 energon_pack.json           copied from a dataset; `parts` names all datasets
 """
 
 import hashlib
@@ -107,7 +107,7 @@ def read_train_members(parts: Sequence[DatasetOfOrder]) -> tuple[Items, Ints, In
     return items, np.concatenate(sizes), np.concatenate(of_pack)
 
 
-def write_order_folder(
+def _write_order_folder(
     out: Path, parts: Sequence[DatasetOfOrder], order: Ints, topology: Mapping[str, int], num_turns: int
 ) -> None:
     """Write the folder of an order, completely or not at all, in place of `out`.
@@ -191,7 +191,7 @@ def write_order(
     times = [share.epochs for share in shares]
     counts = num_draws_by_pass(times, entry_of, trained, topology.unit_size, seed, num_epochs)
     order = order_existing_packs(items, packs, counts, PackingConfig(topology=topology), seed, cost)
-    write_order_folder(Path(out), parts, order, asdict(topology), len(counts))
+    _write_order_folder(Path(out), parts, order, asdict(topology), len(counts))
     _print_shares(shares, np.bincount(entry_of[order], trained[order], len(parts)))
     if topology.has_steps:
         _print_step_evenness(items, packs, order, topology, cost)

@@ -1,4 +1,7 @@
-"""Compose a checked config from the words of a command line, also where Hydra has no public way."""
+"""Compose a checked config from the words of a command line, and say Hydra's errors in one line.
+
+The first functions use parts of Hydra for which it has no public way: its plugins, its parser, and its global state.
+"""
 
 import difflib
 import os
@@ -46,7 +49,7 @@ def parsed_arguments() -> Any:
 
 
 @contextmanager
-def hydra_set_aside() -> Iterator[None]:
+def _hydra_set_aside() -> Iterator[None]:
     """Let the block use Hydra inside another application of Hydra, such as a trainer, whose state comes back after."""
     hydra, version = GlobalHydra.instance().hydra, VersionBase.instance().version_base
     GlobalHydra.instance().clear()
@@ -83,13 +86,13 @@ def compose_config(overrides: Sequence[str]) -> PackConfig:
     if isinstance(overrides, str):
         raise PackError(f"overrides={overrides!r}: a list of them, as ['+model=qwen2_5_vl', 'source.path=…']")
     try:
-        with hydra_set_aside(), initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        with _hydra_set_aside(), initialize_config_dir(str(conf_dir()), version_base="1.3"):
             return to_config(compose("config", list(overrides)))
     except (HydraException, OmegaConfBaseException) as error:
         raise PackError(hydra_error_line(error, overrides)) from None
 
 
-def tool_hint(word: str, arguments: Sequence[str]) -> str:
+def _tool_hint(word: str, arguments: Sequence[str]) -> str:
     """Return `; did you mean energon-pack verify …?` for a word that is nearly the name of a tool; else ""."""
     near = difflib.get_close_matches(word, TOOLS, n=1)
     if not near:
@@ -98,7 +101,7 @@ def tool_hint(word: str, arguments: Sequence[str]) -> str:
     return f"; did you mean energon-pack {shlex.join([near[0], *rest])}?"
 
 
-def source_path_hint(word: str) -> str:
+def _source_path_hint(word: str) -> str:
     """Return `; did you mean source.path=…?` for a word that is, or looks like, the path of data; else ""."""
     is_path = "/" in word or os.path.exists(word) or word.lower().endswith(_DATA_SUFFIXES)
     return f"; did you mean {setting_word('source.path', word)}?" if is_path else ""
@@ -115,7 +118,7 @@ def hydra_error_line(error: Exception, arguments: Sequence[str]) -> str:
             return f"{error.override}: a list of values has no blanks: {key}=1024,2048"
         if equals:
             return f"{error.override}: a value with special characters goes in quotes: {setting_word(key, value)}"
-        hint = tool_hint(key, arguments) or source_path_hint(key)
+        hint = _tool_hint(key, arguments) or _source_path_hint(key)
         return f"{error.override}: not of the form KEY=VALUE{hint}"
     text = "\n".join(dict.fromkeys(str(e) for e in (error, error.__cause__) if e is not None))
     if refused := re.search(r"Could not override '([\w.]+)'", text):

@@ -1,11 +1,13 @@
-"""Read a packed dataset's files: its shards, the packs in each, the rows of its plan, the checksums of its media.
+"""Read a packed dataset's files: the rows of its plan, and the checksums of its media.
 
-They may be damaged. Each function checks what it reads, and says what is wrong.
+Files may be damaged. Each function checks what it reads, and says what is wrong.
+
+The file of checksums, media.crc32, holds little-endian numbers:
 
     (packs + 1) × uint64    where the checksums of each pack begin in the file, and the end of the last pack's
     media × uint32          the CRC-32 of each file that was copied from the source, in the order of the shards
 
-Numbers are little-endian. What is known of one shard has the same form, and is joined at the end.
+The checksums of one shard have the same form; `joined_checksums` joins those of all shards.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -62,8 +64,7 @@ SOUNDS_SCHEMA = pa.schema([LENGTHS_SCHEMA.field("num_audio_tokens")])
 #: columns that a plan may have, or not
 OPTIONAL_COLUMNS = (*SHARED_SCHEMA.names, *SOUNDS_SCHEMA.names)
 #: other types that a column may have instead of its type in `PLAN_SCHEMA`
-ALTERNATIVE_TYPES = {"cut": (EXPANDED_CUT_TYPE, TEXT_CUT_TYPE)}
-
+_ALTERNATIVE_TYPES = {"cut": (EXPANDED_CUT_TYPE, TEXT_CUT_TYPE)}
 
 PLAN = "pack_plan.parquet"
 LEDGER = "skipped.jsonl"
@@ -211,7 +212,7 @@ class PlanRowLookup:
 
 def _refuse_other_columns(schema: pa.Schema) -> None:
     for column in PLAN_SCHEMA:
-        types = (column.type, *ALTERNATIVE_TYPES.get(column.name, ()))
+        types = (column.type, *_ALTERNATIVE_TYPES.get(column.name, ()))
         if column.name not in schema.names or schema.field(column.name).type not in types:
             raise PackError(f"{PLAN} has no column {column.name} of type {column.type}")
 
@@ -254,6 +255,9 @@ def _is_possible_cut(cut: Cut) -> bool:
         and set(kinds) <= KIND_BY_LETTER.keys()
         and (cut.form is None or cut.form in CUT_FORMS)
     )
+
+
+# ---------------------------------------------------------------------------------------------- checksums of media
 
 
 #: only a dataset whose packs hold media has it

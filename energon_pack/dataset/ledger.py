@@ -1,4 +1,4 @@
-"""The ledger, skipped.jsonl: its lines, and whether a run lost too many samples to publish its dataset."""
+"""Write and read the ledger, skipped.jsonl; say whether a run lost too many samples to publish its dataset."""
 
 import json
 import shutil
@@ -121,11 +121,11 @@ def why_unpublished(report: Report, max_skipped: float, packing: PackingConfig |
     Args:
         packing: limits the tokens that overlong samples lose; None: the run does not publish, and any loss is allowed.
     """
-    why = why_samples_unpublishable(report, max_skipped)
+    why = _why_samples_unpublishable(report, max_skipped)
     return why or (None if packing is None else why_overlong_lose_too_much(report, packing))
 
 
-def why_samples_unpublishable(report: Report, max_skipped: float) -> str | None:
+def _why_samples_unpublishable(report: Report, max_skipped: float) -> str | None:
     """Return why a dataset with this report may not be published: no samples, or too many lost; None if it may."""
     if not report.samples_in:
         left_out = report.samples_excluded
@@ -142,7 +142,7 @@ def why_samples_unpublishable(report: Report, max_skipped: float) -> str | None:
     by_medium = {name: medium.samples_in for name, medium in report.by_media.items()}
     if why := why_placeholders_lack_media(report.placeholders_as_text or {}, by_medium, report.samples_in, max_skipped):
         return why
-    if why := why_every_picture_is_removed(report.removed, by_medium):
+    if why := _why_every_picture_is_removed(report.removed, by_medium):
         return why
     return None if report.samples_packed else "no sample is left to pack"
 
@@ -166,7 +166,7 @@ def why_placeholders_lack_media(
     return None
 
 
-def why_every_picture_is_removed(removed: Mapping[str, int] | None, by_medium: Mapping[str, int]) -> str | None:
+def _why_every_picture_is_removed(removed: Mapping[str, int] | None, by_medium: Mapping[str, int]) -> str | None:
     """Return a sentence if pictures lost their places, and no sample has one; else None.
 
     `removed`: as in `Report`. `by_medium`: as in `why_placeholders_lack_media`.
@@ -181,12 +181,12 @@ def why_every_picture_is_removed(removed: Mapping[str, int] | None, by_medium: M
 
 
 def why_measured_samples_lack_media(lengths: Lengths, max_skipped: float) -> str | None:
-    """Return the same as `why_placeholders_lack_media`, or `why_every_picture_is_removed`, of measured samples."""
+    """Return the same as `why_placeholders_lack_media`, or `_why_every_picture_is_removed`, of measured samples."""
     media = lengths.items.media[: lengths.num_samples]
     by_medium = {name: int((media == code).sum()) for code, name in enumerate(MEDIA_TYPES)}
     as_text = lengths.noted.most_frequent_names("placeholders_as_text")
     why = why_placeholders_lack_media(as_text, by_medium, lengths.num_samples, max_skipped)
-    return why or why_every_picture_is_removed(lengths.noted.removed_pictures, by_medium)
+    return why or _why_every_picture_is_removed(lengths.noted.removed_pictures, by_medium)
 
 
 def why_overlong_lose_too_much(report: Report, packing: PackingConfig) -> str | None:

@@ -9,7 +9,6 @@ import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -262,7 +261,7 @@ def _local_processor(folder: str | Path, hashes: Mapping[str, str]) -> str:
     }
     if not bucket_of(str(folder)):
         return os.path.join(folder, META_FOLDER, PROCESSOR_FOLDER)
-    digest = sha256(b"".join(name.encode() + data for name, data in sorted(files.items()))).hexdigest()[:16]
+    digest = hashlib.sha256(b"".join(name.encode() + data for name, data in sorted(files.items()))).hexdigest()[:16]
     copy = user_cache_folder("processors", digest)
     copy.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():

@@ -1,7 +1,9 @@
 """Find any pack of a dataset by its number or its key, parse its JSON, and read its members.
 
-number ──counts of the shards──► shard ──.tar.idx──► the pack's bytes ──► Pack
-key    ──its own number, or the headers of every shard──► the same
+A pack is found in one of two ways:
+
+    number ──counts of the shards──► shard ──.tar.idx──► the pack's bytes ──► ParsedPack
+    key    ──its own number, or the headers of every shard──► the same
 """
 
 import re
@@ -47,9 +49,8 @@ class ParsedPack:
     fields: Fields = field(default_factory=dict)
     meta: Fields = field(default_factory=dict)
     flavor: PackedFlavor = DEFAULT_FLAVOR
-    references: list[Reference] = field(
-        default_factory=list
-    )  # parts that lie in the source; `ShardWithReferencedMedia` reads them
+    #: parts that lie in the source; `ShardWithReferencedMedia` reads them
+    references: list[Reference] = field(default_factory=list)
 
     @cached_property
     def json_of_members(self) -> list[dict[str, Any]] | None:
@@ -159,7 +160,7 @@ def parse_pack(files: PackFiles, raw: bytes | None, flavor: PackedFlavor) -> tup
         if wrong := list(reference_defects(value)):
             return unread, wrong
         references = list({part.name: part for part in chain.from_iterable(references_by_member(value))}.values())
-        starts = offsets_of_appended_media(files.end, references)
+        starts = _offsets_of_appended_media(files.end, references)
         beside = [Part(part.name, start, part.size) for part, start in zip(references, starts, strict=False)]
         files = files._replace(parts=[*files.parts, *beside])
         parts, value = {part.name: part for part in files.parts}, without_references(value, flavor)
@@ -200,7 +201,7 @@ class ShardWithReferencedMedia:
 
     def __init__(self, shard: Bytes, end: int, references: Sequence[Reference], media: ReferencedMediaReader):
         self._shard, self._references, self._media = shard, references, media
-        self._starts = offsets_of_appended_media(end, references)
+        self._starts = _offsets_of_appended_media(end, references)
         self.size = self._starts[-1]
         self._last: tuple[int, Bytes] = -1, shard
         self._ahead = -1  # number of the last group of media that were read together
@@ -220,7 +221,7 @@ class ShardWithReferencedMedia:
         return self._last[1].read(offset - self._starts[index], size)
 
 
-def offsets_of_appended_media(end: int, references: Sequence[Reference]) -> list[int]:
+def _offsets_of_appended_media(end: int, references: Sequence[Reference]) -> list[int]:
     """Return the offset of each medium, if the media follow each other from `end` on, and the end of the last one."""
     return list(accumulate((reference.size for reference in references), initial=end))
 

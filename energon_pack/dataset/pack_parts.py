@@ -1,4 +1,4 @@
-"""Find the packs in a shard, and read the parts of any pack of a dataset by its number.
+"""Find the packs in a shard, and read the parts of any pack of a dataset by its number, in two steps:
 
 number ──counts of the shards──► shard ──.tar.idx──► the pack's bytes
 """

@@ -1,7 +1,7 @@
 """Write the plan as pack_plan.parquet, with a row group for each output shard, and count what its rows hold.
 
-Rows are sorted from the files of lengths into the output shards through one file on disk. So memory holds only some
-source shards or one output shard at a time, however many samples there are.
+`write_plan` sorts rows from the files of lengths into the output shards through one file on disk. So memory holds only
+some source shards or one output shard at a time, however many samples there are.
 """
 
 from collections.abc import Iterator, Sequence

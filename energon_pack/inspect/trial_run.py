@@ -46,7 +46,7 @@ def lost_sample_examples(lengths: Lengths, packing: PackingConfig) -> dict[str, 
     return examples
 
 
-def setting_named_in(detail: str) -> str | None:
+def _setting_named_in(detail: str) -> str | None:
     """Return the first setting that a detail of a loss names as its cure; None: it names none."""
     match = _SETTING_IN_DETAIL.search(detail)
     return shlex.split(match[0])[0] if match else None
@@ -54,7 +54,7 @@ def setting_named_in(detail: str) -> str | None:
 
 def mark_useless(detail: str, useless: Sequence[str]) -> str:
     """Return the detail of a loss, and that the setting which it names does not help, if it was `useless`."""
-    named = setting_named_in(detail)
+    named = _setting_named_in(detail)
     return f"{detail} ({named} was tried, and does not help)" if named in useless else detail
 
 
@@ -181,7 +181,7 @@ def _names(settings: Sequence[str]) -> set[str]:
 def _settings_to_try(tried: TrialRun) -> list[list[str]]:
     """Return lists of settings to try: those that details of losses name, and settings for smaller media."""
     examples = lost_sample_examples(tried.measured.lengths, tried.config.packing)
-    typed = [[named] for named in dict.fromkeys(setting_named_in(detail) for _, detail in examples.values()) if named]
+    typed = [[named] for named in dict.fromkeys(_setting_named_in(detail) for _, detail in examples.values()) if named]
     if tried.shrink_advice:
         return [*typed, tried.shrink_advice.knob.split()]
     are_dropped = tried.best is not None and tried.best.dropped_tokens_share > MOST_DROPPED

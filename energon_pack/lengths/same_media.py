@@ -1,4 +1,7 @@
-"""Tells which media are the same: as when they were measured, by size and version of a file; as others, by content."""
+"""Find media files that changed since they were measured, and hash media, so that equal contents are known.
+
+A file has changed if it has another size or version.
+"""
 
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b

@@ -110,7 +110,7 @@ def apply_epochs_and_mixture(
     """Repeat or leave out samples, as `packing.epochs` and the entries of a mixture (None: no mixture) ask for.
 
     Samples of validation and test come once. A sample that can't be packed is not drawn, and stays for the ledger.
-    `fits`: whether each sample fits a pack, if that needs more than its parts (`pairs.fitting_pairs`). Returns the new
+    `fits`: whether each sample fits a pack, if that needs more than its parts (`expand.fitting_pairs`). Returns the new
     lengths, and the share of each entry (empty without a mixture).
     """
     if drawn := next((item.shard for item in lengths.shards if item.shard.ratio != 1), None):

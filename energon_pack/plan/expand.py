@@ -1,7 +1,9 @@
 """Make several items of a conversation: one for each answer (`labels.expand`), or both sides of a preference pair.
 
-Lengths of the chosen sides ──measure_sides──► Lengths with two parts for each sample, `chosen` and `rejected`
-                            ──pair_trees──► a tree for each pair, which a plan packs as one item
+A pair takes two steps:
+
+    Lengths of the chosen sides ──measure_sides──► Lengths with two parts for each sample, `chosen` and `rejected`
+                                ──pair_trees──► a tree for each pair, which a plan packs as one item
 """
 
 from dataclasses import replace
@@ -35,7 +37,7 @@ from energon_pack.samples.turns import with_empty_answers_untrained
 from energon_pack.templates.settings import Empty, Expand, LabelsConfig, TrainOn
 
 #: Raise this number when the same conversation becomes other samples.
-_VERSION = 2
+_EXPAND_VERSION = 2
 
 
 def expand_conversations(lengths: Lengths, labels: LabelsConfig, method: Method, workshop: Workshop) -> Lengths:
@@ -50,7 +52,7 @@ def expand_conversations(lengths: Lengths, labels: LabelsConfig, method: Method,
     asked = {name: value for name, value in plain(labels).items() if name in ("expand", "window_images", "window_text")}
     recipe = PartsRecipe(
         "expand",
-        key_of(asked, _VERSION, method_key(method)),
+        key_of(asked, _EXPAND_VERSION, method_key(method)),
         partial(_samples_of, labels=labels),
         EXPANDED_CUT_TYPE,
         lambda table: pc.is_null(table["reason"]).to_numpy(),

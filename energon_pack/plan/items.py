@@ -50,7 +50,7 @@ AnyInts = npt.NDArray[np.integer[Any]]
 class Items:
     """What a plan packs: samples, or the parts of samples that were cut. Every array has one entry for each item."""
 
-    counts: Mapping[str, AnyInts]  # `caps.COLUMNS`; an item with 0 tokens is not packed
+    counts: Mapping[str, AnyInts]  # `CAPPED_COLUMNS`; an item with 0 tokens is not packed
     media: AnyInts  # index into MEDIA_TYPES, -1 if unknown
     shard: AnyInts  # number of its source shard
     dataset: AnyInts  # number of the folder its shard is in
@@ -249,7 +249,7 @@ class Lengths:
         return pc.coalesce(*answers, pa.scalar(None, pa.large_string()))
 
     def largest_counts(self, samples: Ints) -> dict[str, Ints]:
-        """Return for each of `caps.COLUMNS` the largest count that a sample or one of its parts has; of a pair the sum.
+        """Return for each of `CAPPED_COLUMNS` the largest count of a sample or one of its parts; of a pair the sum.
 
         `samples`: item numbers, ascending.
         """

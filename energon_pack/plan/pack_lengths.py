@@ -1,6 +1,6 @@
 """Count the items and packs of a plan, and compare the plans of several `packing.max_token_len`.
 
-The planner runs for each, with lengths that were measured once; nothing is written.
+To compare, the planner runs for each length, with samples that were measured once; nothing is written.
 """
 
 import math

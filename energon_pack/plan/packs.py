@@ -1,4 +1,4 @@
-"""Packs of a plan, sums over their members, and their division into output shards. Pure: arrays in, arrays out."""
+"""Hold the packs of a plan, sum over their members, and divide them into output shards. Pure: arrays in, arrays out."""
 
 import hashlib
 import json
@@ -189,13 +189,13 @@ def flops_of_packs(items: Items, plan: PackPlan, cost: CostModel) -> npt.NDArray
     visual = items.counts["num_visual_tokens"], items.counts["num_images"]
     costs = np.empty((2, plan.num_packs), np.float64)
     costs[0], costs[1] = (
-        plan.per_pack(*lm_arguments(items), of=cost.lm_flops),
+        plan.per_pack(*_lm_arguments(items), of=cost.lm_flops),
         plan.per_pack(*visual, of=cost.vision_flops),
     )
     return costs
 
 
-def lm_arguments(items: Items) -> tuple[AnyInts, ...]:
+def _lm_arguments(items: Items) -> tuple[AnyInts, ...]:
     """Return the arguments of `CostModel.lm_flops`: all tokens of each item and, if any are shared, the shared ones."""
     return (items.lens,) if items.shared is None else (items.lens + items.shared, items.shared)
 

@@ -108,7 +108,7 @@ class WaitingSample:
 def costs_of_sample(counts: Mapping[str, Any], packing: PackingConfig) -> tuple[int, ...]:
     """Return how much a sample adds to each limited sum of a pack, tokens first; only limits that are set.
 
-    `counts`: as for `caps.exceeded_limits`.
+    `counts`: as for `exceeded_limits`.
     """
     multiple = packing.pad_to_multiple_of
     limits = limits_of(packing)

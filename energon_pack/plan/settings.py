@@ -1,8 +1,8 @@
 """Settings for packing, the config's node `packing`, and the limits of a pack that they set.
 
-To add a cap, add a row of `CAPS`, a field of `PackingConfig` and, if it counts something new, a column of the lengths
-(`lengths.counts`). With pad_to_multiple_of=8 and members of 5 and 9 tokens a pack has 8 + 16 tokens, 2 members, and an
-attention cost of 25 + 81.
+With pad_to_multiple_of=8 and members of 5 and 9 tokens a pack has 8 + 16 tokens, 2 members, and an attention cost of
+25 + 81. To add a cap, add a row of `CAPS`, a field of `PackingConfig` and, if it counts something new, a column of
+`LENGTHS_SCHEMA` (`lengths.schema`).
 """
 
 from collections.abc import Callable, Mapping

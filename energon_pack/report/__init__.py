@@ -5,6 +5,6 @@
     jobs of a sweep ───────────┘                                                 └─to_html──────► one file
 
 `figures.py` counts and `remarks.py` judges. `terminal_summary.py` and `page.py` show a run, `sweep_page.py` a sweep,
-and `views/screens.py` a pack and a sample. What is shown in both places is a value: a table of `pages/rows.py`, or a
+and `views/screens.py` a pack and a sample. What is shown in both places is a value: a table of `pages/html.py`, or a
 block of `views/text.py`. One more rule is a function in `data_rules.py` or `remarks.py`, and a line of `RULES` there.
 """

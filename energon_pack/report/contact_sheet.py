@@ -1,8 +1,11 @@
-"""The contact sheet of a run: a few samples of each kind, with their tokens; a click opens the strip of their pack.
+"""Make the contact sheet of a run, a few samples of each kind with their tokens, and draw example packs.
+
+A click on a sample opens its pack. The samples take these steps:
 
     lengths, plan, remarks ──choose_tiles──► samples ──read_tiles, in a worker──► tiles ──► HTML
 
-The kinds are the longest, the shortest, one of each remark, some drawn by chance, and what is left out.
+The kinds are the longest, the shortest, one of each remark, some drawn by chance, and what is left out. Example packs
+are the first of each medium, the fullest, the emptiest, and the one with most members.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -39,8 +42,8 @@ from energon_pack.sources.shard import Shard
 from energon_pack.sources.source_file import rows_of
 from energon_pack.templates.processor import load_saved_template
 
-LeftOutCodes = npt.NDArray[np.int8]  # `PackPlan.left_out`
-TITLE = "Contact sheet"
+_LeftOutCodes = npt.NDArray[np.int8]  # `PackPlan.left_out`
+_TITLE = "Contact sheet"
 _MAX_OF_KIND, _MAX_BY_CHANCE, _MAX_REMARKS = 4, 6, 8  # samples of a kind
 _MAX_WORDS_CHARS, _MAX_CAPTION_CHARS = 150, 90  # characters
 _MAX_MEDIUM_BYTES = 8 << 20  # bytes of a medium that is read; of a larger one there is no picture
@@ -87,7 +90,7 @@ def read_lengths_rows(lengths: Lengths, numbers: Ints) -> Iterator[tuple[int, Sh
             yield place, lengths.shards[shard].shard, *of_row
 
 
-def _choose_by_length(lengths: Lengths, left_out: LeftOutCodes) -> Iterator[tuple[str, int, str]]:
+def _choose_by_length(lengths: Lengths, left_out: _LeftOutCodes) -> Iterator[tuple[str, int, str]]:
     """Choose the longest samples, the shortest, some by chance and some in no pack; yield kind, number and ""."""
     lens = lengths.sample_lens
 
@@ -111,7 +114,7 @@ def _choose_by_length(lengths: Lengths, left_out: LeftOutCodes) -> Iterator[tupl
 
 
 def _choose_by_remarks(
-    lengths: Lengths, left_out: LeftOutCodes, whys: dict[str, str]
+    lengths: Lengths, left_out: _LeftOutCodes, whys: dict[str, str]
 ) -> Iterator[tuple[str, int, str]]:
     """Choose for each remark the first sample that it is about; yield kind, number, and the remark's text.
 
@@ -143,7 +146,7 @@ def _remark_measures(lengths: Lengths) -> dict[str, Callable[[], AnyInts]]:
     }
 
 
-def _rows_of_remark(key: str, lengths: Lengths, table: pa.Table, left_out: LeftOutCodes) -> npt.NDArray[np.bool_]:
+def _rows_of_remark(key: str, lengths: Lengths, table: pa.Table, left_out: _LeftOutCodes) -> npt.NDArray[np.bool_]:
     """Return which rows a remark (its `sample`: `key`) is about: those with a note, or left out for a reason."""
     if key in NOTES:
         return np.asarray(has_note(table[NOTES[key]]))
@@ -209,7 +212,7 @@ def draw_contact_sheet(tiles: Sequence[Tile], packs: Collection[int]) -> Html | 
     if not groups:
         return None
     says = "A click opens the pack of a sample. Pictures are as they are stored; of text the first words are shown."
-    return section(TITLE, tag("div", *groups, class_="sheet"), says=says)
+    return section(_TITLE, tag("div", *groups, class_="sheet"), says=says)
 
 
 def _figure(tile: Tile, packs: Collection[int]) -> Html:
@@ -224,6 +227,10 @@ def _figure(tile: Tile, packs: Collection[int]) -> Html:
     return tag("figure", shown, tag("figcaption", tag("b", tokens), title=name), why)
 
 
+# ---------------------------------------------------------------------------------------------------- example packs
+
+
+#: packs that are drawn, and of each of them members, characters of a text, and pictures
 _MAX_PACKS, _MAX_MEMBERS, _MAX_CHARS, _MAX_THUMBNAILS = 6, 8, 4_000, 4
 
 

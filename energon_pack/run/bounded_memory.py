@@ -1,6 +1,6 @@
 """Keep memory within bounds: a cache of the most recently used values, and arrays of all samples, which lie in files.
 
-The files have no name, so a killed run leaves none behind.
+The files of `Scratch` have no name, so a killed run leaves none behind.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Read JSON and YAML that others wrote, and bound what a small input expands to.
 
-The kernel refuses memory above the bound before it is touched, so nobody has to know all the ways to ask for it:
-Python, numpy and pyarrow raise MemoryError then.
+`bounded` has the kernel refuse memory above a bound before it is touched, so nobody has to know all the ways to ask for
+it: Python, numpy and pyarrow raise MemoryError then.
 """
 
 import json
@@ -24,8 +24,6 @@ _bounds_lock = Lock()
 #: the bounds that threads of this process are in, and the limits outside of them
 _memory_bounds: list[int] = []
 _outer_limits = [(resource.RLIM_INFINITY, resource.RLIM_INFINITY)]
-
-
 #: whether bounds of memory hold here
 _is_enabled: list[bool] = []
 
@@ -110,7 +108,6 @@ def _bounded_seconds(seconds: float | None) -> Iterator[None]:
 
 
 Node = TypeVar("Node")
-
 
 _MAX_YAML_VALUES = 10_000_000  # of a YAML file, where each alias counts as what it stands for
 

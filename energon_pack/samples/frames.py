@@ -1,11 +1,13 @@
-"""Reads frames that a sample lists as images: of a video, and with the time of each as text. Pure.
+"""Make images of the frames that a sample lists as a video, and write the time of images into its text. Pure.
+
+`frame_parts` makes the images; the first keeps the settings of the video:
 
     {"type": "video", "video": ["f0.jpg", "f1.jpg"]} ──frame_parts──► <image><image>, {"list_of_frames": 2} on the first
 
 Sources, plans and packs hold the images. A template and a model see one video.
 
-`fps` and the patch positions of a frame turn its `<image>` into `<0.5 seconds><image>` and a newline
-(`conversation.with_times_in_text`). The time is text, so its tokens count.
+`conversation.with_times_in_text` turns the `<image>` of a frame into `<0.5 seconds><image>` and a newline, by `fps` and
+the frame's patch positions. The time is text, so its tokens count.
 """
 
 import io

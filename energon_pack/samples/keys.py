@@ -91,7 +91,7 @@ _HARMLESS_KEYS: tuple[Mapping[str, str], ...] = (
         **dict.fromkeys(("general_metadata", "similarity_matrix", "could_have_url_duplicate"), "OBELICS, MMC4: a page"),
         **dict.fromkeys(("channel",), "ms-swift: the group in which the loss is logged"),
         **dict.fromkeys(("ground_truth", "reward_model", "ability", "verifier"), "for rewards"),
-        **dict.fromkeys(("solution",), "for rewards, unless it is a longer answer (`lost_texts`)"),
+        **dict.fromkeys(("solution",), "for rewards, unless it is a longer answer (`refuse_lost_texts`)"),
         **dict.fromkeys(("prompt", "completion", "instruction", "input", "output"), "the conversation in another form"),
         **dict.fromkeys(("query", "response", "history"), "the conversation in another form"),
         **dict.fromkeys(("model", "temperature", "top_p", "max_tokens", "seed", "stop", "n", "user"), "of a request"),

@@ -1,4 +1,4 @@
-"""The tokens of a pack on disk: its columns, and the members that are read from them. Numpy alone reads it.
+"""The tokens of a pack on disk: its columns, and the members that are read from them by numpy alone. The file holds:
 
     b"EPK3" │ the number of entries of each column, uint32 │ the columns, one behind the other, little-endian
 
@@ -26,7 +26,7 @@ Array = npt.NDArray[Any]
 PACK_FORMAT = 3
 #: the name of the part: neither webdataset nor Energon decodes it
 TOKENS_PART = "tokens"
-MAGIC = b"EPK3"
+_MAGIC = b"EPK3"
 #: the field of a pack's `_meta` with the CRC-32 of its tokens
 CHECKSUM_FIELD = "tokens_crc32"
 #: type of each column, by what an entry is of
@@ -47,7 +47,7 @@ COLUMN_TYPES = {
     "num_frames": "u4", "num_in_source": "f8", "fps": "f8", "frame": "u4",
 }  # fmt: skip
 _STORED_TYPES = {name: np.dtype(kind).newbyteorder("<") for name, kind in COLUMN_TYPES.items()}
-_HEADER_BYTES = len(MAGIC) + 4 * len(COLUMN_TYPES)
+_HEADER_BYTES = len(_MAGIC) + 4 * len(COLUMN_TYPES)
 
 
 class TokensDamaged(ValueError):
@@ -95,7 +95,7 @@ class PackTokens:
         counts = np.array([*map(len, columns)], "<u4")
         named = zip(columns, COLUMN_TYPES.values(), strict=True)
         data = [np.ascontiguousarray(column, f"<{kind}").tobytes() for column, kind in named if len(column)]
-        return b"".join([MAGIC, counts.tobytes(), *data])
+        return b"".join([_MAGIC, counts.tobytes(), *data])
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "PackTokens":
@@ -104,9 +104,9 @@ class PackTokens:
         Raises:
             TokensDamaged: the data are cut, too long, or in another format.
         """
-        if data[: len(MAGIC)] != MAGIC or len(data) < _HEADER_BYTES:
+        if data[: len(_MAGIC)] != _MAGIC or len(data) < _HEADER_BYTES:
             raise TokensDamaged(f"no tokens of format 3 ({len(data)} bytes that begin with {data[:4]!r}): pack again")
-        counts = np.frombuffer(data, "<u4", len(COLUMN_TYPES), len(MAGIC)).tolist()
+        counts = np.frombuffer(data, "<u4", len(COLUMN_TYPES), len(_MAGIC)).tolist()
         sizes = [count * kind.itemsize for count, kind in zip(counts, _STORED_TYPES.values(), strict=True)]
         if _HEADER_BYTES + sum(sizes) != len(data):
             raise TokensDamaged(

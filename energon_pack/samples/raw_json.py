@@ -1,16 +1,19 @@
-"""A record before anything reads it: its JSON is parsed, a table's nulls taken out, the user's own step run on it.
+"""Prepare a record: parse its JSON, take out the nulls that a table put in, and run the user's own step on it.
+
+A table writes a null for each key that an object lacks:
 
     {"name": "count_to", "arguments": {"harbour": null, "n": 3}}  ──without_null_fields──►  {… "arguments": {"n": 3}}
 
 An author may write null as an argument or a default. `has_nulls_of_table` tells these apart by the record alone, so
-that a sample means the same wherever it is read. Pure.
+that a sample means the same wherever it is read.
+
+`source.map` names the user's step, a function or a class:
 
     JSON object ──map──► JSON object, or None: the sample is left out
 
-A class is made once in each process, without arguments, and its method `record` is the step.
-
-Everything that keeps a result of the function names it with a hash of its file (`tidy:shorten#3f2a91c0d4e5`). So
-lengths, packs and reports of two versions of the file never mix, and every process runs the same code.
+A class is made once in each process, without arguments, and its method `record` is the step. Everything that keeps a
+result of the step names it with a hash of its file (`tidy:shorten#3f2a91c0d4e5`). So lengths, packs and reports of two
+versions of the file never mix, and every process runs the same code.
 """
 
 import hashlib
@@ -194,7 +197,7 @@ def _have_equal_keys(value: Any, place: str, keys: dict[str, tuple[str, ...]]) -
 
 
 _SETTING_NAME, _HASH_MARK = "source.map", "#"
-RecordMap = Callable[[dict[str, Any]], Any]
+_RecordMap = Callable[[dict[str, Any]], Any]
 
 
 def name_with_hash(name: str) -> str:
@@ -235,13 +238,13 @@ def map_record(value: Any, settings: ReadSettings) -> Any:
 
 
 @lru_cache
-def _map_function(name: str) -> RecordMap:
+def _map_function(name: str) -> _RecordMap:
     name_with_hash(name)
     return _load_with_hash(name.partition(_HASH_MARK)[0])[0]
 
 
 @lru_cache
-def _load_with_hash(name: str) -> tuple[RecordMap, str]:
+def _load_with_hash(name: str) -> tuple[_RecordMap, str]:
     """Load a function; return it with a hash of two files: the named module and the module that defines it."""
     step = load_named(_SETTING_NAME, name)
     if isinstance(step, type):

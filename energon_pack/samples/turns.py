@@ -1,13 +1,17 @@
-"""The turns of a conversation: roles, tool calls as written, answers that say nothing, turns that are one answer. Pure.
+"""Read the turns of a conversation: roles, tool calls as written, empty answers, turns that are one answer. Pure.
 
-{"from": "function_call", "value": "{\\"name\\": \\"tide_at\\", \\"args\\": {}}"}  ──►  {"name": "tide_at", "args": {}}
+`written_calls` finds the calls of a turn in every spelling:
+
+    {"from": "function_call", "value": "{\\"name\\": \\"tide_at\\", \\"args\\": {}}"} ─► {"name": "tide_at", "args": {}}
+
+`joined_calls` makes one turn of a text and its calls, with the weight that each had:
 
     {"role": "assistant", "content": "I look.", "loss": false}   ┐  {"role": "assistant", "content": "I look.",
     {"role": "tool_call", "content": "{\\"name\\": \\"tide_at\\", …}"} ┘   "tool_calls": [{…}],
                                                                      "part_weights": {"content": [[7, {"loss": false}]],
                                                                                       "tool_calls": [[1, {}]]}}
 
-The length of a part is its number of characters, or of calls.
+A part of `part_weights` has a length: its number of characters, or of calls.
 """
 
 import re

@@ -11,7 +11,7 @@ Each key has the meaning of the tool it comes from:
     loss_mask, trainable            a switch for answers
 
 An answer that several turns write, each with a weight of its own, is one turn: its `part_weights` hold the weight keys
-of each of its parts (`joined_turns`).
+of each of its parts (`turns.joined_calls`).
 """
 
 from collections.abc import Mapping

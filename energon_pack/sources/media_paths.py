@@ -1,9 +1,11 @@
-"""Say where media lie: at the paths of another machine, or inside other files; and why a medium is not there.
+"""Find and open media, at the paths of another machine or inside other files, and say why a medium is not there.
+
+`mapped_name` finds a path of another machine here:
 
     /mnt/old/a.jpg ──source.media_map=["/mnt/old=/data"]──► /data/a.jpg
 
-Packs, ledger and ids keep the names of the data: the same bytes at another place make the same packs. By the bytes at
-its ends (`EndBytes`), a medium is known again.
+Packs, ledger and ids keep the names of the data: the same bytes at another place make the same packs. A medium inside
+another file has a path `FILE::KEY`. By the bytes at its ends (`EndBytes`), a medium is known again.
 """
 
 import os
@@ -134,7 +136,7 @@ def open_inside(file: str, key: str) -> File:
         return open_cell(file, key)
     if file.lower().endswith(_ZIP):
         return open_zip_member(file, key)
-    return open_lmdb_value(file, key) if file.lower().endswith(_LMDB) else _open_base64(file, key)
+    return _open_lmdb_value(file, key) if file.lower().endswith(_LMDB) else _open_base64(file, key)
 
 
 def _open_base64(path: str, key: str) -> InMemory:
@@ -174,7 +176,7 @@ def _open_container(path: str, version: str, open_it: Callable[[], Any]) -> Any:
     return container
 
 
-def open_lmdb_value(database: str, key: str) -> InMemory:
+def _open_lmdb_value(database: str, key: str) -> InMemory:
     """Read the value of a key of an LMDB, with the LMDB's version; raises KeyError, or Skip as `open_lmdb`."""
     from energon_pack.sources.lmdb_pages import open_lmdb  # packs of copies do not need it
 

@@ -1,17 +1,20 @@
 """Read a mixture: sources with the share of each, and each entry's own settings, which override the run's.
 
-    {columns: {messages: chat}, labels: {train_on: last}, max_pixels: 50176}
-
-Settings for reading a record override `source.*`. Settings for training are added to each sample, which carries them to
-training: `label_settings`, and pixels in `chat_template_kwargs`. A sample's own settings override both.
+A mixture is a YAML file:
 
     mixture:
       - {name: charts, path: /data/charts, weight: 40}
       - {path: chat.jsonl, weight: 60, max_samples: 100000, labels: {train_on: last}}
 
 `weight` is a share of the trained tokens, or of the samples if `weights: samples` stands beside `mixture`. In place of
-it, `epochs` says how often each sample comes. Phases of entries come one after another. An entry may override the
-run's settings for reading and training its samples.
+it, `epochs` says how often each sample comes. Phases of entries come one after another.
+
+An entry may have settings for reading and training its samples:
+
+    {columns: {messages: chat}, labels: {train_on: last}, max_pixels: 50176}
+
+Settings for reading a record override `source.*`. Settings for training are added to each sample, which carries them to
+training: `label_settings`, and pixels in `chat_template_kwargs`. A sample's own settings override both.
 """
 
 import os
@@ -32,10 +35,10 @@ _TEXT_KEYS = ("messages_key", "sample_type", "caption_prompt", "take", "tools", 
 _PIXEL_KEYS = ("min_pixels", "max_pixels")
 _AUDIO_IN_VIDEO_KEY = "use_audio_in_video"
 _OPTION_KEYS = ("labels", "chat_template_kwargs", _AUDIO_IN_VIDEO_KEY, *_PIXEL_KEYS)
-#: keys of an entry that this file reads
-OVERRIDE_KEYS = (*_GROUPS, *_TEXT_KEYS, *_OPTION_KEYS)
+#: keys of an entry that override settings of the run
+_OVERRIDE_KEYS = (*_GROUPS, *_TEXT_KEYS, *_OPTION_KEYS)
 #: settings that an entry can't override, and why
-RUN_ONLY_SETTINGS = {
+_RUN_ONLY_SETTINGS = {
     "map": "source.map is code, which the run names",
     "control_tokens": "source.control_tokens is a rule of the model's text, and packs mix entries",
     "missing_media": "source.missing_media is about documents alone, and one for the run",
@@ -143,7 +146,7 @@ MAX_META_BYTES = 16 << 20
 _MAX_PHASES = 100
 WeightOf = Literal["tokens", "samples"]
 _SOURCE_SETTINGS = ("media_root", "media_map", "split", "datasets")
-_ENTRY_KEYS = ("name", "path", "weight", "epochs", "max_samples", "phase", *_SOURCE_SETTINGS, *OVERRIDE_KEYS)
+_ENTRY_KEYS = ("name", "path", "weight", "epochs", "max_samples", "phase", *_SOURCE_SETTINGS, *_OVERRIDE_KEYS)
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,7 @@ class Entry:
     settings: dict[str, Any] = field(default_factory=dict)
     #: from 1: its packs come after the packs of all earlier phases
     phase: int = 1
-    #: settings of its samples, as `own.read_entry_settings` reads them
+    #: settings of its samples, as `read_entry_settings` reads them
     own: dict[str, Any] = field(default_factory=dict)
     #: whether `weight` is a share of trained tokens or of samples
     weight_of: WeightOf = "tokens"
@@ -228,8 +231,8 @@ def read_entry(where: str, item: Any, folder: str = "") -> Entry:
     """Read an entry; PackError: it is not valid. `where`: begins errors; `folder`: paths are relative to it."""
     if not isinstance(item, dict) or not item.get("path"):
         raise PackError(f"{where} has no path: {str(item)[:80]}")
-    if common := next((key for key in item if key in RUN_ONLY_SETTINGS), None):
-        raise PackError(f"{where}: {common} is no setting of an entry: {RUN_ONLY_SETTINGS[common]}")
+    if common := next((key for key in item if key in _RUN_ONLY_SETTINGS), None):
+        raise PackError(f"{where}: {common} is no setting of an entry: {_RUN_ONLY_SETTINGS[common]}")
     if unknown := [key for key in item if key not in _ENTRY_KEYS]:
         raise PackError(f"{where}: {unknown[0]!r} is no setting of an entry; there are {', '.join(_ENTRY_KEYS)}")
     paths = item["path"] if isinstance(item["path"], list) else [item["path"]]
@@ -252,7 +255,7 @@ def read_entry(where: str, item: Any, folder: str = "") -> Entry:
     if isinstance(settings.get("media_root"), str):
         settings["media_root"] = absolute_in(folder, settings["media_root"])
     epochs = 1.0 if weight is None and epochs is None else epochs
-    of_samples = {key: item[key] for key in OVERRIDE_KEYS if key in item}
+    of_samples = {key: item[key] for key in _OVERRIDE_KEYS if key in item}
     return Entry(name, paths[0] if len(paths) == 1 else paths, weight, epochs, most, settings, phase, of_samples)
 
 

@@ -50,7 +50,7 @@ _COLUMN_NAMES = ("images", "patch_positions", "prompts", "captions", "fps", "tim
 _COLUMN_PART = re.compile(r"img\d+_\d+\.")
 
 
-class PackForm(NamedTuple):
+class _PackForm(NamedTuple):
     """A form in which packs are stored: its fields, and the functions that recognize a pack and yield its members."""
 
     #: our name for the flavour, or another tool with its name for the form
@@ -122,8 +122,8 @@ def _has_caption_per_prompt(value: Any) -> bool:
     return isinstance(prompts, list) and isinstance(captions, list) and len(prompts) == len(captions)
 
 
-FOREIGN_FORMS: tuple[PackForm, ...] = (
-    PackForm(
+_FOREIGN_FORMS: tuple[_PackForm, ...] = (
+    _PackForm(
         "LLaVA-OneVision-2's packed_captioning",
         {
             "images": NAMES_TYPE,
@@ -137,7 +137,7 @@ FOREIGN_FORMS: tuple[PackForm, ...] = (
         _column_members,
         _is_pack_of_columns,
     ),
-    PackForm(
+    _PackForm(
         "LoongForge's packed_multi_mix_qa",
         {
             "texts": ("prompts and as many captions", _has_caption_per_prompt),
@@ -147,7 +147,7 @@ FOREIGN_FORMS: tuple[PackForm, ...] = (
         _pair_members,
         _is_pack_of_pairs,
     ),
-    PackForm(
+    _PackForm(
         "LoongForge's packed_chat_mix",
         {"messages": OBJECTS_TYPE, "media_files": MEDIA_SCHEMA["media_files"]},
         frozenset(),
@@ -157,9 +157,9 @@ FOREIGN_FORMS: tuple[PackForm, ...] = (
 )
 
 
-def recognize_foreign_pack(value: Any, parts: Sequence[str]) -> PackForm | None:
+def _recognize_foreign_pack(value: Any, parts: Sequence[str]) -> _PackForm | None:
     """Return the form of a pack of another tool, by its JSON and its parts' names; None: it is no such pack."""
-    return next((form for form in FOREIGN_FORMS if isinstance(value, dict) and form.recognizes(value, parts)), None)
+    return next((form for form in _FOREIGN_FORMS if isinstance(value, dict) and form.recognizes(value, parts)), None)
 
 
 _MANIFEST_NAME = f"{META_FOLDER}/energon_pack.json"
@@ -239,12 +239,12 @@ def _members_of(raw: bytes, form: str) -> list[tuple[bytes, list[str]]]:
     return [(json.dumps(record, ensure_ascii=False).encode(), names) for record, names in members]
 
 
-def _pack_form(name: str) -> PackForm:
+def _pack_form(name: str) -> _PackForm:
     """Return the form of packs with this name: that of another tool, or of a flavour of this package."""
-    if foreign := next((form for form in FOREIGN_FORMS if form.name == name), None):
+    if foreign := next((form for form in _FOREIGN_FORMS if form.name == name), None):
         return foreign
     flavor = packed_flavor_or_default(name)
-    return PackForm(name, flavor.schema, frozenset(flavor.optional), partial(_members_by_flavor, flavor))
+    return _PackForm(name, flavor.schema, frozenset(flavor.optional), partial(_members_by_flavor, flavor))
 
 
 def _members_by_flavor(flavor: PackedFlavor, value: dict[str, Any]) -> Iterator[Member]:
@@ -287,7 +287,7 @@ def _form_in(folder: str, tars: list[str]) -> str | None:
     if manifest is None:
         if any(isinstance(meta := value.get("_meta"), dict) and "fingerprint" in meta for value, _ in looked):
             raise PackError(f"{folder} holds packs of energon_pack, and no {_MANIFEST_NAME}: give the whole dataset")
-        return next((form.name for value, parts in looked if (form := recognize_foreign_pack(value, parts))), None)
+        return next((form.name for value, parts in looked if (form := _recognize_foreign_pack(value, parts))), None)
     try:
         written = parse_json(manifest)
         why = reading_problem(written, oldest=1)  # the first formats have conversations and media, as all have

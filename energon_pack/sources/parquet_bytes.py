@@ -1,7 +1,7 @@
 """Find the column chunks of a Parquet file by its footer, and read parts of its pages, if possible without the rest.
 
-pyarrow can do the same, but a damaged footer ends the process, without an error that could be caught: it throws across
-C. The layout is Parquet's own (apache/parquet-format: parquet.thrift).
+pyarrow can read the footer, too, but a damaged one ends the process, without an error that could be caught: it throws
+across C. The layout is Parquet's own (apache/parquet-format: parquet.thrift).
 
 A page that is not compressed is read in place. Snappy stores bytes that it can't compress, such as a JPEG, unchanged:
 its elements are found by jumping from one to the next, and a part is put together from them. Any other page is
@@ -19,11 +19,10 @@ from energon_pack.run.bounded_memory import LruCache
 from energon_pack.run.plain_data import BoundExceeded, bounded
 from energon_pack.samples.bytes import Bytes
 
+#: types of values in Thrift's compact protocol
 _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _STRUCT = 1, 2, 3, 7, 8, 12
 _INTEGER_TYPES, _LIST_TYPES = (4, 5, 6), (9, 10)
 _SIZE_OF_TYPE = {_BYTE: 1, _DOUBLE: 8}
-
-
 _TAIL_BYTES = 8  # the size of the footer, and the magic bytes
 
 
@@ -113,6 +112,9 @@ def _read_value(data: bytes, position: int, kind: int) -> tuple[Any, int]:
     if kind not in _SIZE_OF_TYPE:
         raise ValueError(f"a field of type {kind}")
     return None, position + _SIZE_OF_TYPE[kind]
+
+
+# ------------------------------------------------------------------------------------------------ the content of pages
 
 
 _MAX_PAGE_BYTES = 1 << 30  # bytes of a page, beside what it takes in the file

@@ -2,12 +2,13 @@
 
 A key ends at the first dot of a name. So `scene.0001.json`, `scene.0002.json` … would be parts of one sample `scene`,
 and only one of them would be read. A sample may also have a further part, such as `0001.json` and `0001.meta.json`.
-To tell the two apart, this module looks at the data of each part whose name ends like a record's. It is a sample:
+To tell the two apart, `DottedKeyFinder` looks at the data of each part whose name ends like a record's. It is a sample:
 
     if its key has a record     and the part has the same form, or is a caption with its own medium
     if its key has no record    and another such part, and no key of its shard has the part beside a record
 
-.nv-meta/dataset.yaml
+The `.nv-meta/dataset.yaml` of a prepared folder may say which part is which field, and `read_field_map` reads it:
+
     sample_type: {__module__: megatron.energon, __class__: VQASample}
     field_map: {image: jpg, context: "json[question]", answers: "json[answers]"}
 

@@ -23,8 +23,6 @@ from energon_pack.run.stores.blocks import BLOCK_BYTES, BLOCKS, blocks_key
 from energon_pack.run.stores.requests import SizeAndVersion
 
 _GLOB_CHARACTER = re.compile(r"[*?\[]")
-
-
 #: state of objects from listing their folder, until it is used: so no object is requested twice
 _LISTED_OBJECTS: dict[str, SizeAndVersion] = {}
 #: the folder that was expanded last; it is then searched for files of each form

@@ -12,8 +12,7 @@ from energon_pack.config import OutputConfig
 from energon_pack.config.stage_settings import PublishSettings
 from energon_pack.dataset.destination import refuse_changed_yamls
 from energon_pack.dataset.energon import dataset_yamls, manifest_of, write_metadata
-from energon_pack.dataset.energon_check import check_job_of as check_job
-from energon_pack.dataset.energon_check import check_readable, refuse_unplanned_counts
+from energon_pack.dataset.energon_check import check_job_of, check_readable, refuse_unplanned_counts
 from energon_pack.dataset.files import LEDGER, MEDIA_SUMS_FILE, PAGE, PlanFile, joined_checksums
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.in_folder import DatasetInFolder
@@ -93,7 +92,7 @@ def write_page_and_raise(final: Path, page: RunPageWriter, refusal: str, report:
     refuse_to_publish(refusal, skipped, final, report)
 
 
-def print_remarks(wrong: Iterable[Remark]) -> None:
+def _print_remarks(wrong: Iterable[Remark]) -> None:
     """Print a line for each remark about something that looks wrong."""
     for remark in wrong:
         say(f"wrong: {remark.what}: {remark.why}; {remark.knob}")
@@ -103,7 +102,7 @@ def _print_page_summary(seen: PageSummary) -> None:
     """Print examples of skipped samples, if the run publishes no ledger of them; then the remarks that are errors."""
     for reason, entries in seen.examples.items():
         say(f"first {reason}: {entries[0]['sample_id']}: {entries[0]['detail']}")
-    print_remarks(seen.wrong)
+    _print_remarks(seen.wrong)
 
 
 #: ends of the names of files that only weights, chats or code need
@@ -144,7 +143,7 @@ def check_written(planned: Planned, written: Written, destination: DatasetInFold
         check_media_files_unchanged(planned, workshop)
         refuse_unplanned_counts(written.shards, planned.plan.num_packs, len(planned.plan.items))
         folder = destination.prepare_for_check(written.folder, written.shards, flavor)
-        job = check_job(folder, flavor, written.shards, written.media_root)
+        job = check_job_of(folder, flavor, written.shards, written.media_root)
         workshop.executor.result(workshop.executor.start(check_readable, job))
 
 
@@ -174,7 +173,7 @@ def publish(
     with progress.timed("publish"):
         destination.publish(staging, planned.identity, output.may_overwrite)
     print_stages(progress)
-    print_remarks(seen.wrong)
+    _print_remarks(seen.wrong)
     load = f'load it with megatron.energon.get_train_dataset("{named}", ...)'
     packed = f"packed into {destination.place}"
     for line in (*audit.lines(), packed, f"see it: {destination.place}/{PAGE}", load):
@@ -194,7 +193,7 @@ def finish_published_run(
         refuse_changed_shards(planned.lengths.shards, workshop)
         check_media_files_unchanged(planned, workshop)
     destination.tidy(planned.identity)
-    print_remarks(page.wrong())
+    _print_remarks(page.wrong())
     say(f"there already: {named}, packed of the same source with the same settings; nothing is written")
     say(f"see it: {named}/{PAGE}")
     return report

@@ -1,4 +1,4 @@
-"""Parts of a template and its fingerprints: plain data beside it in the cache."""
+"""Parts of a template, its fingerprints, and the labels that it records: plain data beside it in the cache."""
 
 import hashlib
 import json
@@ -126,12 +126,12 @@ def fingerprints_of(
         "tokenizer": short_hash(tokenizer),
         "chat_template": short_hash(chat),
         "media": short_hash([spec.family, rules, media]),
-        "rules": str(rules_version_of_template("".join(spec.chat_templates))),
+        "rules": str(_rules_version_of_template("".join(spec.chat_templates))),
         **({"kinds": short_hash(added)} if (added := [one for one in ADDED_KINDS if one[0] in kinds]) else {}),
     }
 
 
-def rules_version_of_template(chat_template: str) -> int:
+def _rules_version_of_template(chat_template: str) -> int:
     """Return the version of the package's rules that lengths by this chat template depend on."""
     return (
         RULES_VERSION

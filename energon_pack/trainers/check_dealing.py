@@ -159,7 +159,7 @@ def _gather_batches(of_rank: list[list[int]], ranks: int) -> list[list[list[int]
 
 
 #: keys of a batch from which a forward would compute a loss
-_LOSS_KEYS = {*LOSS_KEYS, "shift_labels"}
+_LOSS_INPUTS = {*LOSS_KEYS, "shift_labels"}
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ def _loss_and_weight_sums(output: Any, batch: Mapping[str, Any]) -> tuple[float,
 
 
 def _forward_inputs(batch: Mapping[str, Any], model: Any) -> dict[str, Any]:
-    return {name: _to_device(value, model.device) for name, value in batch.items() if name not in _LOSS_KEYS}
+    return {name: _to_device(value, model.device) for name, value in batch.items() if name not in _LOSS_INPUTS}
 
 
 @torch.no_grad()

@@ -31,7 +31,7 @@ def refuse_pair_dataset(packs: Any) -> None:
         raise PackError(SFT_REFUSED)
 
 
-def refuse_other_forms(packs: Any) -> None:
+def _refuse_other_forms(packs: Any) -> None:
     """Raise PackError if batches of a dataset are for no trainer's own loss: preference pairs, a layout of Megatron."""
     refuse_pair_dataset(packs)
     if packs.encoder.layout != "neat":
@@ -53,7 +53,7 @@ def plain_batch(dataset: Any, packs: Sequence[TrainingPack], trainer: str, weigh
         PackError: the dataset has preference pairs, or a layout other than `neat`.
         BadPack: members share tokens, or tokens have weights, for which the trainer has no place.
     """
-    refuse_other_forms(dataset)
+    _refuse_other_forms(dataset)
     refuse_trees(packs, trainer)
     batch: PackedBatch = dataset.encoder.batch(packs)
     if batch.get("is_weighted") and not weights:
@@ -74,7 +74,7 @@ class Collator:
     """
 
     def __init__(self, packs: Any, model: Any, weights: bool = False):
-        refuse_other_forms(packs)
+        _refuse_other_forms(packs)
         #: the dataset
         self.packs = packs
         #: whether batches have the weights of tokens

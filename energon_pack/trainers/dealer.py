@@ -1,4 +1,4 @@
-"""Deal the items of epochs to ranks in whole steps, from any place on, and once alone."""
+"""Deal the items of epochs to ranks in whole steps, from any place on, and refuse to have them dealt once more."""
 
 import logging
 import os

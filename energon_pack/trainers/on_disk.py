@@ -1,10 +1,11 @@
 """Packs as loaders and trainers take them: by number, from shards on disk or made while loading, or as a stream.
 
-(epoch, number) ──`_pack`──► its key and its members ──PackEncoder──► Pack ──collate──► a batch
-
     packs = PackedDataset("packed/…")
     loader = DataLoader(packs, sampler=PackSampler(packs), collate_fn=packs.collate, num_workers=4)
 
+A pack is read and encoded; the second line is the way of `PackedDataset`:
+
+(epoch, number) ──► its key and its members ──PackEncoder──► TrainingPack ──collate──► a batch
 number ──split──► its place in the shards ──.tar.idx──► its bytes ──► members, encoded ──collate──► a batch
 """
 

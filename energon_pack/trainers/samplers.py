@@ -1,5 +1,7 @@
 """Samplers that deal packs or samples to ranks in even steps, and resume from a state with any number of ranks.
 
+`group_by_length` makes the batches and steps of `LengthGroupedSampler`:
+
     lengths ─shuffled into windows, sorted in each─► neighbours make a batch, neighbouring batches a step ─shuffled─►
 
 Every other window is sorted downwards, so that no batch joins the longest samples of one window and the shortest of the

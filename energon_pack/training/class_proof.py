@@ -1,4 +1,4 @@
-"""Prove by a small model that a model's class trains on packs as on their samples, in batches of any collator."""
+"""Prove by a small model that a model's class trains on packs as on their samples, and try batches of any collator."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence

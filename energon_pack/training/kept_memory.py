@@ -237,6 +237,6 @@ def moved_together(tensors: Iterable[Tensor], move: Callable[[Tensor], Tensor]) 
             continue
         whole = move(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)).untyped_storage()
         for key, one in sharing.items():
-            empty = torch.empty(0, dtype=one.dtype, device=whole.device)
-            results[key] = empty.set_(whole, one.storage_offset(), one.size(), one.stride())
+            moved = torch.empty(0, dtype=one.dtype, device=whole.device)
+            results[key] = moved.set_(whole, one.storage_offset(), one.size(), one.stride())
     return results

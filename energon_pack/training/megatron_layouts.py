@@ -11,7 +11,6 @@ Three members of 3, 2 and 4 tokens, each rounded up to 4 (`thd`), with shifted l
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from math import gcd
 from typing import Any
 
 import torch
@@ -164,6 +163,9 @@ def pad_multiple(multiple: int | None, planned: int) -> int:
     return multiple or planned
 
 
+# ------------------------------------------------------------------------------------------- batches of few shapes
+
+
 #: boundaries of members, and the length of the longest one, in both layouts
 _BOUNDARY_KEYS = (
     "cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded",
@@ -197,7 +199,7 @@ def allowed_widths(
         raise ValueError(
             f"pad_to={pad_to}: {wrong} is no multiple of pad_to_multiple_of={multiple}, which members are padded to, so"
             f" the last one would not be: {-(-wrong // multiple) * multiple} is, or pad_to_multiple_of="
-            f"{gcd(wrong, multiple)}"
+            f"{math.gcd(wrong, multiple)}"
         )
     if isinstance(pad_to, int):
         return range(pad_to, -(-max(planned, longest or 0) // pad_to) * pad_to + 1, pad_to)

@@ -1,7 +1,7 @@
 """Run a part of a model, record outputs, loss and embeddings, and repeat the experts that its routers chose.
 
-A sample alone repeats a choice only where its own scores of both are alike. Another choice is its own: it shows in its
-outputs that the router saw the row. Routers choose by `topk`.
+`Routing` notes and repeats choices that routers make by `topk`. A sample alone repeats a choice only where its own
+scores of both are alike. Another choice is its own: it shows in its outputs that the router saw the row.
 """
 
 import re

@@ -172,11 +172,11 @@ def tower_input_maker_of(model: Module) -> TowerInputMaker | None:
         import transformers.exporters.utils  # noqa: F401
     except ImportError:
         return None
-    part = tower_module_in(model)
+    part = _tower_module_in(model)
     return None if part is None else TowerInputMaker(class_of(part), part.config)
 
 
-def tower_module_in(model: Module) -> Any:
+def _tower_module_in(model: Module) -> Any:
     """Return the vision tower of a model that takes `grid_thw`; None: it has none."""
     parts = (part for part in model.modules() if is_transformers_model(part) and part is not model)
     return next((part for part in parts if _GRID_INPUT in inspect.signature(part.forward).parameters), None)
@@ -221,7 +221,7 @@ def try_tower_inputs(
         return None
     prepared = tower_inputs_in(small_tower(batch))
     inputs = batch.to(device).model_inputs(small, labels=False)
-    is_flash = "flash" in (getattr(tower_module_in(model).config, "_attn_implementation", None) or "")
+    is_flash = "flash" in (getattr(_tower_module_in(model).config, "_attn_implementation", None) or "")
     kept = [value for name, value in prepared.items() if BOUNDARY_MARK in name and not is_flash]
     plain = _count_reads(small, inputs, (), device)
     try:

@@ -1,10 +1,11 @@
 """Make the inputs by which a model sees trees, and the attention that needs no mask for them.
 
-`use_tree_attention` gives a model's text part this function, which transformers calls by its name. A batch of trees
+`use_tree_attention` gives a model's text part `tree_attention`, which transformers calls by its name. A batch of trees
 brings its plan as a keyword (`model_inputs(model)`), which transformers hands down to every layer. On a GPU with
 flash-attn one call of its kernel for stretches of several lengths does it, elsewhere sdpa for each stretch.
 
-Nothing is left to transformers, which would take positions that jump back for one text, or for other packs.
+`tree_attention_inputs` makes the plan, or masks for other attention. Nothing is left to transformers, which would take
+positions that jump back for one text, or for other packs.
 """
 
 import importlib.util
@@ -50,12 +51,12 @@ def use_tree_attention(model: Any) -> None:
 
     Batches without trees, generation and evaluation go as with sdpa. A wrapped model is unwrapped.
     """
-    register_tree_attention()
+    _register_tree_attention()
     unwrapped(model).config.get_text_config()._attn_implementation = TREE_ATTENTION
 
 
 @cache
-def register_tree_attention() -> None:
+def _register_tree_attention() -> None:
     """Register this package's attention in transformers, once."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
@@ -192,14 +193,14 @@ def tree_attention_inputs(batch: Mapping[str, Any], model: Any) -> dict[str, Any
     refuse_model_for_trees(model)
     attention = attention_of(model)
     if attention == TREE_ATTENTION:
-        register_tree_attention()
+        _register_tree_attention()
         if image_attention_of(model) is not ImageAttention.CAUSAL and bool((batch["mm_token_type_ids"] > 0).any()):
             raise MixingError(
                 f"{class_of(model).__name__} sees images in both directions, for which {TREE_ATTENTION} has no place:"
                 " attn_implementation='sdpa' or 'eager' has masks for them"
             )
         nothing = torch.zeros(1, 1, 1, 1, dtype=model.dtype, device=model.device)  # so that no mask is made
-        return {"attention_mask": _by_layer_kind(model, lambda _: nothing), "tree_plan": tree_plan_of(batch)}
+        return {"attention_mask": _by_layer_kind(model, lambda _: nothing), "tree_plan": _tree_plan_of(batch)}
     return {"attention_mask": _by_layer_kind(model, _additive_masks(batch, outline_of(model)).__getitem__)}
 
 
@@ -207,10 +208,10 @@ def tree_mask_kind(model: Any) -> str:
     """Return the mask of a model's tree batches, as `mask_kind_of` names it: `tree_plan`, `prefix4d` or `dict4d`."""
     if attention_of(model) == TREE_ATTENTION:
         return "tree_plan"
-    return "prefix4d" if len(layer_kinds(model.config.get_text_config())) == 1 else "dict4d"
+    return "prefix4d" if len(_layer_kinds(model.config.get_text_config())) == 1 else "dict4d"
 
 
-def tree_plan_of(batch: Mapping[str, Any]) -> TreePlan:
+def _tree_plan_of(batch: Mapping[str, Any]) -> TreePlan:
     """Return the plan by which this package's attention computes a batch of trees."""
     names = ("k_index", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
     ends = (tuple(batch[name].tolist()) for name in ("cu_seq_lens_q", "cu_seq_lens_k"))
@@ -222,7 +223,7 @@ def refuse_model_for_trees(model: Any) -> None:
     name, text, attention = class_of(model).__name__, model.config.get_text_config(), attention_of(model)
     wrong = [
         f"has layers of {kind}: a branch would go on from its sibling"
-        for kind in sorted(layer_kinds(text) - _ATTENTION_KINDS)
+        for kind in sorted(_layer_kinds(text) - _ATTENTION_KINDS)
     ]
     for part_name, part in model.named_modules():
         kind = type(part).__name__
@@ -247,7 +248,7 @@ def refuse_model_for_trees(model: Any) -> None:
         )
 
 
-def layer_kinds(text: Any) -> set[str]:
+def _layer_kinds(text: Any) -> set[str]:
     """Return the kinds of a model's layers, such as `full_attention`, from its text config."""
     kinds = getattr(text, "layer_types", None)
     if kinds:
@@ -259,7 +260,7 @@ def layer_kinds(text: Any) -> set[str]:
 
 def _by_layer_kind(model: Any, mask: Callable[[str], Any]) -> Any:
     """Return the mask of the only kind of layer, or a dict with one for each kind, as classes take them."""
-    kinds = sorted(layer_kinds(model.config.get_text_config()))
+    kinds = sorted(_layer_kinds(model.config.get_text_config()))
     return mask(kinds[0]) if len(kinds) == 1 else {kind: mask(kind) for kind in kinds}
 
 

@@ -31,7 +31,7 @@ from energon_pack.sources.tar import BLOCK
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 
-_PIECE_BYTES = 1 << 20  # of a medium, that are read at once
+_PIECE_BYTES = 1 << 20  # of a medium, that are read and compared at once
 
 
 def held_media(pack: ParsedPack) -> list[Part]:
@@ -81,7 +81,6 @@ def check_decoding(file: Bytes, part: Part) -> Iterator[str]:
         yield f"{part.name} does not decode: {quote(str(error) or type(error).__name__)}"
 
 
-_CHUNK_BYTES = 1 << 20  # bytes compared at once
 _CHARS_BEFORE, _EXCERPT_CHARS = 20, 60  # characters before a difference, and of an excerpt
 
 
@@ -125,7 +124,7 @@ def compare_members(
                 yield "source text", member.sample_id, _text_differences(packed, expected)
             if again is not None:
                 seen = Sample(sample.timed_messages, sample.media, sample.tools, sample.options)
-                yield "source tokens", member.sample_id, token_differences(again[0][index], again[1], seen)
+                yield "source tokens", member.sample_id, _token_differences(again[0][index], again[1], seen)
         for name, part in zip(next(iter((pack.part_names or [])[index : index + 1]), []), parts, strict=False):
             try:
                 yield "source media", member.sample_id, [*_media_differences(file, pack, name, member, part, sources)]
@@ -177,8 +176,8 @@ def _media_differences(
     if part.size != source.size:
         yield f"{name} has {part.size} bytes, {source.name} in the source {source.size}"
         return
-    for start in range(0, source.size, _CHUNK_BYTES):
-        number = min(_CHUNK_BYTES, source.size - start)
+    for start in range(0, source.size, _PIECE_BYTES):
+        number = min(_PIECE_BYTES, source.size - start)
         ours, right = file.read(part.offset + start, number), source_file.read(source.offset + start, number)
         if ours != right:
             differs = next((i for i, pair in enumerate(zip(ours, right, strict=False)) if pair[0] != pair[1]), 0)
@@ -186,7 +185,7 @@ def _media_differences(
             return
 
 
-def token_differences(written: MemberTokens, template: Template, sample: Sample) -> Iterator[str]:
+def _token_differences(written: MemberTokens, template: Template, sample: Sample) -> Iterator[str]:
     """Yield a line for each difference of a member's packed tokens from those that a template makes of its sample."""
     try:
         (again,) = template.member_tokens([sample])

@@ -1,21 +1,21 @@
 """Pack by the space that is left: best fit, exact fit, and exact fit of items that are drawn, as a stream does.
 
-The idea is that of minimum bin slack (Gupta, Ho, "A new heuristic algorithm for the one-dimensional bin-packing
-problem", 1999), with at most three items to complete a bin, and sets of lengths as bits of one integer. Several bins
-are filled alike at once, as long as enough is left for the others. A heuristic: no bound is proven. Measured, bins over
-the lower bound L2, best fit in brackets: long-tailed mixtures 0 (0 to 0.05 %); uniform 700-2600 in 8k 0.14 % (1.8 %);
-tiles of 256 in 8k 0.03 % (0.35 %); video of 4-16k in 32k 0.3 % (2.9 %). It costs 2 to 10 times best fit: 0.1 to 1 s for
-1M items.
+`exact_fit` has the idea of minimum bin slack (Gupta, Ho, "A new heuristic algorithm for the one-dimensional bin-packing
+problem", 1999), with at most three items to complete a bin, and sets of lengths as bits of one integer. It fills
+several bins alike at once, as long as enough is left for the others. It is a heuristic: no bound is proven. Measured,
+bins over the lower bound L2, best fit in brackets: long-tailed mixtures 0 (0 to 0.05 %); uniform 700-2600 in 8k 0.14 %
+(1.8 %); tiles of 256 in 8k 0.03 % (0.35 %); video of 4-16k in 32k 0.3 % (2.9 %). It costs 2 to 10 times best fit: 0.1
+to 1 s for 1M items.
 
-Bins with the same space left are handled as one range, and one step fills as many bins of a range with as many copies
-of a length as the textbook algorithm would, one item after the other: about 10^4 steps whatever the number of items.
-The number of bins is the same as for the item-by-item algorithm: at most 11/9 · optimum + 4 (Johnson, "Near-Optimal Bin
-Packing Algorithms", 1973), and the lower bound on long-tailed sets.
+`best_fit_decreasing` handles bins with the same space left as one range. One step fills as many bins of a range with as
+many copies of a length as the textbook algorithm would, one item after the other: about 10^4 steps whatever the number
+of items. The number of bins is the same as for the item-by-item algorithm: at most 11/9 · optimum + 4 (Johnson,
+"Near-Optimal Bin Packing Algorithms", 1973), and the lower bound on long-tailed sets.
 
-Bins have the same mixture from the first to the last. So items that complete bins are not used up, as they are when the
-longest items go first. Measured for 20,000 items, none short, as bins over the lower bound L2, exact fit in
-brackets: uniform 700-2600 in 4k 0.2 % (1.0 %); InternVL's tiles in 4k 0.1 % (2.6 %); video of 4-16k in 32k 0.02 %
-(0.4 %). It is the slowest way, so with many items several of one length are drawn at once.
+`drawn_fit` gives bins the same mixture from the first to the last. So items that complete bins are not used up, as they
+are when the longest items go first. Measured for 20,000 items, none short, as bins over the lower bound L2, exact fit
+in brackets: uniform 700-2600 in 4k 0.2 % (1.0 %); InternVL's tiles in 4k 0.1 % (2.6 %); video of 4-16k in 32k 0.02 %
+(0.4 %). It is the slowest way, so with many items it draws several of one length at once.
 """
 
 from collections.abc import Iterable

@@ -1,9 +1,13 @@
 """Build pages of HTML, each one self-contained file, and tables and remarks that a terminal shows, too.
 
-tag("p", "2 < 3") ─► <p>2 &lt; 3</p>          content that is not `Html` is escaped
+`tag` escapes content that is not `Html`:
 
-Rows(("medium", "packs"), [("text", "6")]) ─┬─ to_terminal(width) ─► a table of rich
-                                            └─ to_html() ──────────► <table>
+    tag("p", "2 < 3") ─► <p>2 &lt; 3</p>
+
+One `Rows` is a table of both:
+
+    Rows(("medium", "packs"), [("text", "6")]) ─┬─ to_terminal(width) ─► a table of rich
+                                                └─ to_html() ──────────► <table>
 """
 
 import base64
@@ -25,9 +29,8 @@ from energon_pack.samples.keys import similar_key_hint
 
 _EMPTY_ELEMENTS = {"br", "hr", "img", "input", "meta", "wbr"}  # elements without content and end tag
 _CONTROL_SIGNS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
-_CONTROL_SIGNS |= dict.fromkeys(
-    (*range(0x80, 0xA0), *range(0xD800, 0xE000)), 0xFFFD
-)  # found in names that are no UTF-8
+# found in names that are no UTF-8
+_CONTROL_SIGNS |= dict.fromkeys((*range(0x80, 0xA0), *range(0xD800, 0xE000)), 0xFFFD)
 _STYLE_FILE = Path(__file__).with_name("style.css")
 
 
@@ -93,11 +96,11 @@ def table(header: Sequence[Any], rows: Iterable[Sequence[Any]], num_words: int =
 def section(title: str, *content: Any, says: str | None = None) -> Html:
     """Build a section of a page: heading with an anchor, a grey sentence (`says`) below it, content."""
     return tag(
-        "section", tag("h2", title, id=heading_id(title)), tag("p", says, class_="says") if says else None, *content
+        "section", tag("h2", title, id=_heading_id(title)), tag("p", says, class_="says") if says else None, *content
     )
 
 
-def heading_id(title: str) -> str:
+def _heading_id(title: str) -> str:
     """Return the id of a heading, for links: `Which length` is `which-length`."""
     return "-".join("".join(c if c.isalnum() else " " for c in title.lower()).split())
 
@@ -118,7 +121,7 @@ def page(title: str, *content: Any) -> str:
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=CONTENT_POLICY),
+        tag("meta", http_equiv="Content-Security-Policy", content=_CONTENT_POLICY),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
         tag("title", title),
@@ -136,7 +139,7 @@ def _style() -> str:
 
 
 #: All text from data is escaped. The policy helps if some is not: a page holds words and names of strangers.
-CONTENT_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+_CONTENT_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
 _MIN_WORD_WIDTH = 16  # characters of a column of words, which is folded into them

@@ -1,8 +1,10 @@
 """The view of a pack: its members, their turns and media, and spans of tokens, trained or not.
 
+`spans_of` cuts the tokens of a member into spans:
+
     MemberTokens ──tokenizer──► Span, Span, …   all of its tokens, once each, as they are trained
 
-All tokens from the first to the last that hold features of a medium are one span.
+One span holds all tokens from the first to the last that hold features of a medium.
 """
 
 import hashlib

@@ -1,5 +1,7 @@
 """Run a function over many jobs, in order, as tasks of a Ray cluster, or of a Ray on this machine for this run only.
 
+A job goes to a worker, and its result comes back:
+
     job ──pickled──► task of Ray ──► any worker of any node ──► its result, pickled ──► taken here, in the job's turn
 
 Ray does a job again whose worker or node was lost. Single jobs, and jobs that run beside all others, are done by

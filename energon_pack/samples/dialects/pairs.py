@@ -1,15 +1,19 @@
 """Reads questions and answers that stand in pairs, and finds texts beside them that nothing reads. Pure.
 
-{"user": "What is this?", "assistant": "A cat."}      the_cauldron, FineVision, Mantis
-{"human": "What is this?", "assistant": "A cat."}     ms-swift
-{"question": "What is this?", "answers": ["A cat."]}  lists of VQA
-{"prompts": ["What is this?"], "captions": ["A cat."]}
+These are pairs:
+
+    {"user": "What is this?", "assistant": "A cat."}      the_cauldron, FineVision, Mantis
+    {"human": "What is this?", "assistant": "A cat."}     ms-swift
+    {"question": "What is this?", "answers": ["A cat."]}  lists of VQA
+    {"prompts": ["What is this?"], "captions": ["A cat."]}
+
+These have a text that nothing reads, such as a context, a solution or options:
 
     {"question": "How many heads?", "context": "CREATE TABLE head …", "answer": "SELECT …"}   a part of the question
     {"question": "x + 1 = 2?", "solution": "We subtract 1 on both sides: …", "answer": "1"}     a longer answer
     {"question": "Which one barks?", "options": ["cat", "dog"], "answer": "B"}                what the answer points at
 
-Each costs the sample, by name: without them a question can't be answered, or the lesser answer is trained.
+Each such text costs the sample, by name: without it a question can't be answered, or the lesser answer is trained.
 """
 
 import re

@@ -1,12 +1,16 @@
 """Reads media that stand in the text, between texts of a document, or in the words of an API. Pure.
 
-"Picture 1: <img>a.png</img>"     "<audio>a.wav</audio>"                         Qwen-VL, Qwen-Audio, ms-swift
-{"type": "image", "source": {"type": "base64", "media_type": "image/png", …}}    Anthropic
+`with_checked_tags` and `media_name_in` read a medium in a text, and in the words of an API:
+
+    "Picture 1: <img>a.png</img>"     "<audio>a.wav</audio>"                         Qwen-VL, Qwen-Audio, ms-swift
+    {"type": "image", "source": {"type": "base64", "media_type": "image/png", …}}    Anthropic
+
+`with_document_as_messages` reads documents, whose pictures stand between texts:
 
     {"texts": ["A cat.", null], "images": [null, "a.jpg"]}                                 OBELICS, MINT-1T, OmniCorpus
     {"text_list": ["A.", "A cat."], "image_info": [{"image_name": "a.jpg", "matched_text_index": 1}]}              MMC4
 
-Each becomes one message of the role `document`, with its pictures where they stand: it is trained whole.
+Each document becomes one message of the role `document`, with its pictures where they stand: it is trained whole.
 """
 
 import re
@@ -69,7 +73,7 @@ def _tags(text: str, role: str) -> list[_Tag]:
     return tags
 
 
-def with_tags_as_parts(messages: Sequence[Message], listed: Sequence[str], is_listed: bool) -> list[Message]:
+def _with_tags_as_parts(messages: Sequence[Message], listed: Sequence[str], is_listed: bool) -> list[Message]:
     """Replace each `<img>a.png</img>` outside of the assistant's turns by a content part that names its medium.
 
     If the sample lists just these media (`listed`), placeholders replace them. `is_listed`: it lists any.
@@ -151,7 +155,7 @@ def with_checked_tags(messages: list[Message], fields: Mapping[str, Any], listed
     if not any(_tags(text, role) for role, text in _roles_and_texts(messages)):
         return messages
     is_listed = bool(listed) or any(map(fields.get, ("name", "media_files", *MEDIA_KEYS)))
-    return with_tags_as_parts(messages, listed, is_listed)
+    return _with_tags_as_parts(messages, listed, is_listed)
 
 
 def _roles_and_texts(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:

@@ -1,10 +1,11 @@
 """Rewrites a record in the terms of this package, from the cells of a table on. Pure.
 
-JSON ──rewrite_record──► fields as `parse_record` knows them      messages ──with_checked_tags──► messages
+A cell of a CSV holds only text, so a row of a table gets its lists first:
 
     {"question": "q", "answers": "['cat', 'kitty']"} ──with_lists_of_cells──► {"question": "q", "answers": ["cat", …]}
 
-Lists under names that hold nothing else (`messages`, `images` …) are texts in JSONL, too: `rewrite_record` reads them.
+Then any record gets the fields that `parse_record` knows, by `rewrite_record`. It also parses lists under names that
+hold nothing else (`messages`, `images` …), which are texts in JSONL, too.
 """
 
 import ast
@@ -32,7 +33,7 @@ _RENAMED_FIELDS = ("messages", "prompt", "response", "system", "tools", "images"
 _RENAMED_ROLES = ("user", "assistant", "system", "tool")
 _SHAREGPT_KEYS = {"role": "from", "content": "value"}
 #: fields of preference data that hold one turn or several
-ANSWER_FIELDS = ("chosen", "rejected")
+_ANSWER_FIELDS = ("chosen", "rejected")
 _MAX_PYTHON_CHARS = 1 << 20  # of a list as Python writes it, whose syntax tree takes much memory
 #: how numpy prints a list of texts: Python reads them as one
 _TEXTS_WITHOUT_COMMA = re.compile(r"""['"]\s+['"]""")
@@ -59,7 +60,7 @@ def rewrite_record(value: Any, settings: ReadSettings) -> Any:
     if isinstance(value, dict):
         value = _with_parsed_lists(value, settings)
     if settings.has_renames:
-        value = rename_fields_and_roles(value, settings)
+        value = _rename_fields_and_roles(value, settings)
     value = with_document_as_messages(without_synonyms(value), settings) if isinstance(value, dict) else value
     return _from_image_folder(value) if isinstance(value, dict) and not any(map(value.get, MEDIA_KEYS)) else value
 
@@ -136,7 +137,7 @@ def is_written_chat(text: str) -> bool:
     return is_json or _WRITTEN_TURNS.search(text) is not None
 
 
-def rename_fields_and_roles(value: Any, settings: ReadSettings) -> Any:
+def _rename_fields_and_roles(value: Any, settings: ReadSettings) -> Any:
     """Rename the fields and roles that `source.columns` and `source.roles` name to those of this package."""
     if isinstance(value, list):
         value = {settings.messages_key or "messages": value}
@@ -182,7 +183,7 @@ def with_renamed_turns(
     turns = {
         key: [*map(turn, item)] if isinstance(item, list) else turn(item)
         for key, item in value.items()
-        if (key in fields and isinstance(item, list)) or (key in ANSWER_FIELDS and isinstance(item, list | dict))
+        if (key in fields and isinstance(item, list)) or (key in _ANSWER_FIELDS and isinstance(item, list | dict))
     }
     return value | turns
 
@@ -209,21 +210,21 @@ def with_lists_of_cells(row: Any, settings: ReadSettings) -> Any:
     Raises:
         Skip: `bad_message`: numpy wrote one of these lists, without commas.
     """
-    fields = (*_TEXTS_FIELDS, "history", *_PROMPTED_FIELDS, *ANSWER_FIELDS)
+    fields = (*_TEXTS_FIELDS, "history", *_PROMPTED_FIELDS, *_ANSWER_FIELDS)
     texts = {key: row[key] for key in fields if isinstance(row.get(key), str)} if isinstance(row, dict) else {}
     cells = {key: parsed_text(text) for key, text in texts.items() if text.lstrip()[:1] in ("[", "{")}
     if not cells:
         return row
-    renamed = rename_fields_and_roles(row, settings) if settings.has_renames else row
+    renamed = _rename_fields_and_roles(row, settings) if settings.has_renames else row
     reading = next(possible_readings(renamed, settings), None)
     read = [key for key in cells if reading is None or key in reading.keys]
     values = {key: texts[key] if cell is None else cell for key, cell in cells.items()}
     turns = {key for key in values if _are_turns(values[key], settings)}
     lists = [key for key in read if key in _TEXTS_FIELDS and _are_texts(values[key])]
     lists += [key for key in read if key == "history" and _is_list_of(cells[key], list)]
-    if turns.issuperset(_PROMPTED_FIELDS) or all(row.get(key) is not None for key in ANSWER_FIELDS):
+    if turns.issuperset(_PROMPTED_FIELDS) or all(row.get(key) is not None for key in _ANSWER_FIELDS):
         lists += [key for key in read if key in _PROMPTED_FIELDS and key in turns]
-    lists += ANSWER_FIELDS if turns.issuperset(ANSWER_FIELDS) else ()
+    lists += _ANSWER_FIELDS if turns.issuperset(_ANSWER_FIELDS) else ()
     if unread := next((key for key in lists if cells[key] is None), None):
         advice = "json.dumps(list(…)) writes it with commas"
         raise Skip(Reason.BAD_MESSAGE, f"{unread} is a list as numpy prints it: {texts[unread][:80]} ({advice})")

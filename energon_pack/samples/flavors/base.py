@@ -1,9 +1,12 @@
 """The base classes of flavours, the layouts of packs, and the JSON that they share. A flavour has its own file.
 
+A flavour writes packs, and reads them for training:
+
     Conversation ──member_value──► a member's part of the JSON ──write──► the JSON ──members──► the members' parts
     the parts of a pack ──load──► fields of an Energon sample ──inputs──► MemberInput: what training encodes
 
-The check of a pack asks its flavour what the JSON has to hold, so the class that writes a layout also checks it. Pure.
+The check of a pack asks its flavour what the JSON has to hold, so the class that writes a layout also checks it. The
+last functions put references to the source in the place of copies of media, and back. Pure.
 """
 
 from abc import ABC, abstractmethod
@@ -44,31 +47,31 @@ def wrong_fields(value: Any, where: str, schema: Schema) -> Iterator[str]:
             yield f"{where}{name} is {quote(value[name])}, not {kind}"
 
 
-def list_checker(kind: type) -> Callable[[Any], bool]:
+def _list_checker(kind: type) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, list) and all(type(item) is kind for item in value)
 
 
-def is_count(value: Any) -> bool:
+def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 1 << 53
 
 
 def _is_lists_of_strings(value: Any) -> bool:
-    return isinstance(value, list) and all(map(list_checker(str), value))
+    return isinstance(value, list) and all(map(_list_checker(str), value))
 
 
 LIST_TYPE = ("a list", lambda value: isinstance(value, list))
 NAMES_TYPE = ("a list of lists of names", _is_lists_of_strings)
 TEXTS_TYPE = ("a list of lists of texts", _is_lists_of_strings)
-OBJECTS_TYPE = ("a list of objects", list_checker(dict))
-COUNT_TYPE = ("a count", is_count)
-COUNTS_TYPE = ("a list of counts", lambda value: isinstance(value, list) and all(map(is_count, value)))
+OBJECTS_TYPE = ("a list of objects", _list_checker(dict))
+COUNT_TYPE = ("a count", _is_count)
+COUNTS_TYPE = ("a list of counts", lambda value: isinstance(value, list) and all(map(_is_count, value)))
 _STRING_TYPE = ("a string", lambda value: isinstance(value, str))
 
 #: The fields of `_meta` in every pack that this package writes.
 META_SCHEMA: Schema = {
     "format": (str(PACK_FORMAT), lambda value: type(value) is int and value == PACK_FORMAT),
     "pack_id": _STRING_TYPE,
-    "sample_ids": ("a list of strings", list_checker(str)),
+    "sample_ids": ("a list of strings", _list_checker(str)),
     "token_lens": COUNTS_TYPE,
     "num_supervised": COUNTS_TYPE,
     "total_token_len": COUNT_TYPE,
@@ -249,11 +252,11 @@ def sample_json(conversation: Conversation) -> dict[str, Any]:
 def _is_source_place(value: Any) -> bool:
     """Tell whether a value is `[shard, offset, size]`, `[path]` or `[path, key]`."""
     names, numbers = (value[:1], value[1:]) if isinstance(value, list) and len(value) == 3 else (value, [])
-    return list_checker(str)(names) and 0 < len(names) < 3 and all(map(is_count, numbers))
+    return _list_checker(str)(names) and 0 < len(names) < 3 and all(map(_is_count, numbers))
 
 
 def _is_name_size_checksum(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 3 and isinstance(value[0], str) and all(map(is_count, value[1:]))
+    return isinstance(value, list) and len(value) == 3 and isinstance(value[0], str) and all(map(_is_count, value[1:]))
 
 
 def _is_list_of_lists_of(is_it: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -293,7 +296,7 @@ def reference_defects(pack_json: Fields) -> Iterator[str]:
             parts,
             ("a list of lists of a name, a size and a checksum", _is_list_of_lists_of(_is_name_size_checksum)),
         ),
-        ("_meta.sample_ids", ids, ("a list of strings", list_checker(str))),
+        ("_meta.sample_ids", ids, ("a list of strings", _list_checker(str))),
     ):
         if not is_it(listed):
             yield f"{name} is {quote(listed)}, not {said_kind}"

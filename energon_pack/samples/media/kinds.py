@@ -1,4 +1,4 @@
-"""All kinds of media, and their names in records, packs, tokens and calls. All other rooms use these tables.
+"""Images, videos and sounds, and tables of all kinds of media: their names in records, packs, tokens and calls.
 
 An installed package adds a kind with an entry point of `energon_pack.kinds` that names a subclass of `Medium`.
 """
@@ -15,7 +15,6 @@ from energon_pack.samples.media.medium import Media, MediaFormat, Medium, first_
 
 if TYPE_CHECKING:
     import numpy as np
-
 
 _RANDOM_SIDES = (32, 1500)  # pixels of random images
 _MAX_ASPECT = 9
@@ -77,7 +76,7 @@ class Image(Medium):
         return Image.new("RGB", (medium.width, medium.height))
 
     def drawn(self, rng: "np.random.Generator") -> Media:
-        return Media(self.kind, *random_size(rng, *_RANDOM_SIDES))
+        return Media(self.kind, *_random_size(rng, *_RANDOM_SIDES))
 
     def noise(self, medium: Media, rng: "np.random.Generator") -> Any:
         import numpy as np
@@ -86,7 +85,7 @@ class Image(Medium):
         return Image.fromarray(rng.integers(0, 256, (medium.height, medium.width, 3), np.uint8))
 
 
-def random_size(rng: "np.random.Generator", least: int, most: int) -> tuple[int, int]:
+def _random_size(rng: "np.random.Generator", least: int, most: int) -> tuple[int, int]:
     """Draw a random width and height, in pixels from `least` to `most`."""
     width = round(math.exp(rng.uniform(math.log(least), math.log(most))))
     aspect = math.exp(rng.uniform(-math.log(_MAX_ASPECT), math.log(_MAX_ASPECT)))
@@ -100,7 +99,7 @@ _RANDOM_FPS = (2.0, 10.0, 24.0, 25.0, 30.0)  # frames a second
 _MP4 = rb"....ftyp(?!avi|hei|hev|mif|msf|M4[AB])|\0...(?:wide|free|skip|pnot)|....(?:mdat|moov)"
 
 
-def has_whole_boxes(file: BinaryIO) -> bool:
+def _has_whole_boxes(file: BinaryIO) -> bool:
     """Tell whether the outermost boxes of an mp4 end with the file; FFmpeg opens a cut mp4, and reports all frames."""
     end_of = {name: end for name, _, end in mp4_boxes(file)}
     num_behind = file.seek(0, os.SEEK_END) - max(end_of.values(), default=0)
@@ -108,7 +107,7 @@ def has_whole_boxes(file: BinaryIO) -> bool:
     return num_behind == 0 or (has_all and 0 < num_behind < 8)
 
 
-def has_whole_riff(file: BinaryIO) -> bool:
+def _has_whole_riff(file: BinaryIO) -> bool:
     """Tell whether the RIFF chunk of an AVI ends within the file."""
     end = file.seek(0, os.SEEK_END)
     file.seek(0)
@@ -126,8 +125,8 @@ class Video(Medium):
     fields = ("width", "height", "num_frames", "fps", "frames")
     has_picture, colour = True, "green"
     formats = (
-        MediaFormat("video", "mp4", first_bytes_pattern(_MP4), also=("mov", "m4v", "3gp"), is_whole=has_whole_boxes),
-        MediaFormat("video", "avi", first_bytes_pattern(rb"........AVI "), is_whole=has_whole_riff),
+        MediaFormat("video", "mp4", first_bytes_pattern(_MP4), also=("mov", "m4v", "3gp"), is_whole=_has_whole_boxes),
+        MediaFormat("video", "avi", first_bytes_pattern(rb"........AVI "), is_whole=_has_whole_riff),
         MediaFormat("video", "mkv", first_bytes_pattern(rb"\x1a\x45\xdf\xa3"), also=("webm",)),
         # it must begin with a list of its programs
         MediaFormat("video", "ts", first_bytes_pattern(rb"G@[\0\x11][\x10-\x1f]")),
@@ -158,7 +157,7 @@ class Video(Medium):
         return np.zeros((medium.num_frames, medium.height, medium.width, 3), np.uint8)
 
     def drawn(self, rng: "np.random.Generator", num_frames: tuple[int, int] = _RANDOM_NUM_FRAMES) -> Media:
-        size = random_size(rng, *_RANDOM_VIDEO_SIDES)
+        size = _random_size(rng, *_RANDOM_VIDEO_SIDES)
         return Media(self.kind, *size, "mp4", int(rng.integers(*num_frames)), float(rng.choice(_RANDOM_FPS)))
 
     def noise(self, medium: Media, rng: "np.random.Generator") -> Any:
@@ -188,7 +187,7 @@ class Sound(Medium):
         MediaFormat("audio", "mp3", first_bytes_pattern(rb"ID3|\xff[\xe2\xe3\xf2\xf3\xfa\xfb]")),
         MediaFormat("audio", "aac", first_bytes_pattern(rb"\xff[\xf0\xf1\xf8\xf9]")),
         MediaFormat("audio", "aiff", first_bytes_pattern(rb"FORM....AIF[FC]"), also=("aif", "aifc")),
-        MediaFormat("audio", "m4a", first_bytes_pattern(rb"....ftypM4[AB]"), also=("m4b",), is_whole=has_whole_boxes),
+        MediaFormat("audio", "m4a", first_bytes_pattern(rb"....ftypM4[AB]"), also=("m4b",), is_whole=_has_whole_boxes),
         MediaFormat("audio", "mka", first_bytes_pattern(rb"\x1a\x45\xdf\xa3"), also=("weba",)),
     )
     example = Media("audio", num_samples=48_000, rate=_RATE)
@@ -246,14 +245,14 @@ class Sound(Medium):
 
 
 IMAGE, VIDEO, AUDIO = Image(), Video(), Sound()
-BUILTIN_KINDS: tuple[Medium, ...] = (IMAGE, VIDEO, AUDIO)
+_BUILTIN_KINDS: tuple[Medium, ...] = (IMAGE, VIDEO, AUDIO)
 _KIND_NAME_PATTERN = re.compile("[a-z][a-z0-9]*")
 _RESERVED_TYPES = ("text", "mix")  # what a sample may be beside a kind
 
 
 def _with_added(points: Iterable[EntryPoint]) -> dict[str, Medium]:
     """Return our kinds, and those that installed packages add, in the order of their names."""
-    kinds = {medium.kind: medium for medium in BUILTIN_KINDS}
+    kinds = {medium.kind: medium for medium in _BUILTIN_KINDS}
     for point in sorted(points, key=lambda point: point.name):
         try:
             medium = point.load()()
@@ -288,7 +287,7 @@ def _defect_of_kind(medium: Any, kinds: Iterable[Medium]) -> str:
 #: all kinds by name, in the order of every list of kinds
 KINDS = _with_added(entry_points(group="energon_pack.kinds"))
 #: names and versions of the kinds that packages add; caches and fingerprints hold them
-ADDED_KINDS = tuple((kind, medium.version) for kind, medium in KINDS.items() if medium not in BUILTIN_KINDS)
+ADDED_KINDS = tuple((kind, medium.version) for kind, medium in KINDS.items() if medium not in _BUILTIN_KINDS)
 #: what a sample may be by its media, `mix` with several kinds; reports and plans know them by their places here
 MEDIA_TYPES = ("text", IMAGE.kind, VIDEO.kind, "mix", *[*KINDS][2:])
 #: type of a content part → the kind of the medium that it stands for

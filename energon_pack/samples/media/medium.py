@@ -1,7 +1,7 @@
 """The base class of kinds of media: a kind is one class, and the rest of the package asks the class.
 
-`image_kind`, `video_kind` and `sound_kind` hold ours, `kinds` lists all. Another kind is a subclass in a file of its
-own: see CONTRIBUTING.md. This module is light: it decodes nothing and imports no decoder.
+`kinds` holds ours, and lists all. Another kind is a subclass there, or in a package of its own: see CONTRIBUTING.md.
+This module is light: it decodes nothing and imports no decoder.
 """
 
 import os

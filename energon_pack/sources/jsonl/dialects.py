@@ -1,8 +1,12 @@
 """Translate other tools' spellings of a JSONL line for `parse_record`, and COCO's captions.
 
-{"images": ["a.jpg", ["f0.jpg", "f1.jpg"]], "video": {"path": "b.mp4"}, "messages": […]}
+`parse_row` reads media that a line lists under keys of its own:
 
-{"images": [{"id": 7, "file_name": "7.jpg"}], "annotations": [{"image_id": 7, "caption": "A cat."}]}
+    {"images": ["a.jpg", ["f0.jpg", "f1.jpg"]], "video": {"path": "b.mp4"}, "messages": […]}
+
+`with_coco_image_name` gives each caption of such a file the name of its image:
+
+    {"images": [{"id": 7, "file_name": "7.jpg"}], "annotations": [{"image_id": 7, "caption": "A cat."}]}
 """
 
 import json
@@ -251,7 +255,10 @@ def _renamed_fields(value: Mapping[str, Any], rows: RowSettings, settings: ReadS
     return with_renamed_turns(value, settings, keys, roles)
 
 
-#: the beginning of such a file
+# --------------------------------------------------------------------------------------------- captions of COCO
+
+
+#: the beginning of a file with captions of COCO
 _FIRST_KEY = re.compile(rb'(\xef\xbb\xbf)?\s*\{\s*"(info|licenses|images|annotations|type|categories)"\s*:\s*["[{]')
 _NUM_HEAD_BYTES = 512
 _IMAGE_ID = re.compile(rb'"image_id"\s*:')

@@ -1,7 +1,7 @@
 """Find the files of rows of a source: JSONL, tables of a folder, and what meta files list.
 
-A folder that `datasets.save_to_disk` wrote has a state.json, which names its files; others are caches of `map` and
-`filter`. A DatasetDict has a dataset_dict.json, and a subfolder for each split.
+`datasets.save_to_disk` writes tables into a folder with a state.json, which names its files; others are caches of `map`
+and `filter`. A DatasetDict has a dataset_dict.json, and a subfolder for each split.
 """
 
 import os
@@ -40,8 +40,6 @@ from energon_pack.sources.storage import folder_of, names_in, path_in, read_whol
 _NUM_PROBED_SAMPLES = 16
 _MAX_PROBED_MEDIA, _MAX_PROBED_MEDIA_STORED = 8, 2  # names of media that are looked up in each place
 _MAX_FOLDERS = 64  # subfolders of one folder: if there are more, each probably holds one sample's media
-
-
 _LEDGER_NAME = "skipped.jsonl"  # the ledger that packing and converting write beside their output
 
 
@@ -103,11 +101,11 @@ def _with_media_root(shard: Shard, settings: ReadSettings) -> Shard:
     """Return the shard with the `media_root` in which its media were found; unchanged if they lie beside it."""
     if not isinstance(shard, RowShard) or shard.media_root != folder_of(shard.path):
         return shard  # a meta file names it
-    root = find_media_root(shard, settings)
+    root = _find_media_root(shard, settings)
     return shard if root is None else replace(shard, row_settings=replace(shard.row_settings, media_root=root))
 
 
-def find_media_root(shard: RowShard, settings: ReadSettings) -> str | None:
+def _find_media_root(shard: RowShard, settings: ReadSettings) -> str | None:
     """Find the folder near a file that holds most of the media of its first samples; PackError: two hold as many.
 
     None: the media lie beside the file, or in no folder near it, or the samples name none.
@@ -182,7 +180,7 @@ class TableFinder(RowFileFinder):
     def files_in(self, folder: str) -> list[str]:
         files, unread = tables_in(folder, self._stems or ())
         say_left_out(folder, unread if self._stems is None else ())
-        return files_of_split(folder, files, self._settings.split, folders_of_splits(folder))
+        return files_of_split(folder, files, self._settings.split, _folders_of_splits(folder))
 
 
 def say_left_out(entry: str, unread: Collection[str]) -> None:
@@ -243,7 +241,7 @@ def _saved_files(state: str) -> set[str] | None:
     return {path_in(folder_of(state), name) for name in names if isinstance(name, str)}
 
 
-def folders_of_splits(folder: str) -> dict[str, str]:
+def _folders_of_splits(folder: str) -> dict[str, str]:
     """Return the folders in a folder that are splits of a saved DatasetDict, each with the name of its split."""
     folders: dict[str, str] = {}
     for file in walk(folder, _SPLITS):

@@ -1,5 +1,7 @@
 """Find the words and the tools of a conversation that a chat template does not write.
 
+`WordCheck` finds words, as here the text of a turn:
+
     {"role": "assistant", "content": "I ask.", "tool_calls": [{"function": {"name": "f", "arguments": {"x": "y"}}}]}
       words of the turn, in this order:  "I ask."   "f"   "x"   "y"
       the rendered turn:                 <|assistant|><tool_call>{"name": "f", "arguments": {"x": "y"}}
@@ -9,8 +11,8 @@ Each text, thought, name of a call, key and scalar of its arguments has to stand
 before it: as it is, or as JSON or Python escape it. White space does not count. Templates may write the groups of a
 turn (thought, text, calls) and the keys of an object in another order; then the order in which most words stand counts.
 
-The template is shown the same conversation with other names of its tools, which have to stand in its output: a template
-may write tools only beside certain turns. `dropped_words` looks for the words of the turns.
+`check_for_left_out_tools` shows the template the same conversation with other names of its tools, which have to stand
+in its output: a template may write tools only beside certain turns.
 """
 
 import json
@@ -32,8 +34,8 @@ if TYPE_CHECKING:
 
 
 THOUGHT, TEXT, CALL = "thought", "text", "call"
-#: the setting that packs such samples
-KEEP_ADVICE = "labels.template_drops=keep packs the rest"
+#: the setting that packs samples of which something is dropped
+_KEEP_ADVICE = "labels.template_drops=keep packs the rest"
 #: characters of dropped words that an error quotes
 _MAX_QUOTED = 60
 
@@ -62,7 +64,7 @@ class Dropped(NamedTuple):
         advice += ["source.tools=text writes calls as text"] if kind == CALL else []
         advice += ["or system for it: system_tag of a meta file"] if role == "developer" else []
         words = f"the {kind} {quoted!r} of message {i}, of the role {role}"
-        return f"the chat template leaves out {words} ({', '.join(advice)}, {KEEP_ADVICE})"
+        return f"the chat template leaves out {words} ({', '.join(advice)}, {_KEEP_ADVICE})"
 
 
 NOTHING_DROPPED = Dropped([], [])
@@ -275,6 +277,9 @@ def _compact(text: str) -> str:
     return "".join(text.split())
 
 
+# ------------------------------------------------------------------------------------------------------------ tools
+
+
 _PROBE = "energon_pack_probe"
 
 
@@ -298,7 +303,7 @@ def check_for_left_out_tools(
         text = ""
     is_left_out = any(name not in text for name in names)
     if is_left_out and drops is TemplateDrops.skip and any(message.get("tool_calls") for message in messages):
-        advice = f"model.chat_template=FILE gives another, source.tools=text writes calls as text, {KEEP_ADVICE}"
+        advice = f"model.chat_template=FILE gives another, source.tools=text writes calls as text, {_KEEP_ADVICE}"
         problem = f"the chat template leaves out tools, whose calls would be trained ({advice})"
         raise Skip(Reason.TEMPLATE_DROPS, problem)
     return is_left_out

@@ -1,9 +1,13 @@
 """Choose the trained turns, apply `labels.*` to their text, and cut it into parts that count differently. Pure.
 
-Assistant turn   <think>\nhm\n</think>\n\nThe answer.<|im_end|>\n
-think=mask       ───── not trained ──────
-end_of_turn=false                           not trained
-after_turn=true                                       trained, too
+`adjust_spans` applies settings to a turn:
+
+    Assistant turn   <think>\nhm\n</think>\n\nThe answer.<|im_end|>\n
+    think=mask       ───── not trained ──────
+    end_of_turn=false                           not trained
+    after_turn=true                                       trained, too
+
+`PartSpanFinder` cuts a turn into its text and its calls, each with its own weight:
 
     I look.<tool_call>\n{"name": "tide_at", …}\n</tool_call><|im_end|>
     ─ 0.5 ─────────────────────────── 1 ───────────────────────────

@@ -1,11 +1,11 @@
-"""InternVL and LLaVA-OneVision: an image becomes tiles and a small picture of the whole.
+"""Cut an image into tiles and add a small picture of the whole, as InternVL and LLaVA-OneVision do.
 
-The grid is the one nearest to the image's shape, among all grids of at most `max_patches` tiles. The rule is the same
-as in InternVLProcessor and its image processor of transformers.
+InternVL's grid is the one nearest to the image's shape, among all grids of at most `max_patches` tiles. The rule is the
+same as in InternVLProcessor and its image processor of transformers.
 
-The grid has the listed resolution that keeps most of the image. The image's tokens are its share of that grid, one
-newline token per row, and the small picture. The rule is the same as in LlavaOnevisionProcessor of transformers for
-images in one flat list; for nested lists it has another rule, with only small pictures.
+LLaVA-OneVision's grid has the listed resolution that keeps most of the image. The image's tokens are its share of that
+grid, one newline token per row, and the small picture. The rule is the same as in LlavaOnevisionProcessor of
+transformers for images in one flat list; for nested lists it has another rule, with only small pictures.
 """
 
 import math

@@ -1,9 +1,9 @@
 """Cut a text at the added tokens of a tokenizer, such as `<|im_start|>`, and make tokens of the words between them.
 
-RunSqueezer of thousands of tokens for visual features are shown to the tokenizer as one token.
+`RunSqueezer` shows the tokenizer one token in the place of thousands in a row, as those for visual features are.
 
-Several ids are a string of as many characters, whose code points they are: Python joins strings faster than lists, and
-holds them in less memory.
+`WordTokenizer` keeps several ids as a string of as many characters, whose code points they are: Python joins strings
+faster than lists, and holds them in less memory.
 """
 
 import re
