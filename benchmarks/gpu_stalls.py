@@ -20,8 +20,8 @@ from timing import at_least, at_most
 from energon_pack import PackedTaskEncoder
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.guards import guard
+from energon_pack.training.host_reads import HostReads
 from energon_pack.training.masks import BOUNDARY_MARK
-from energon_pack.training.tower import HostReads
 
 #: options of the encoder, and whether batches bring the values for the tower
 VARIANTS: dict[str, tuple[dict[str, Any], bool]] = {

@@ -51,11 +51,11 @@ from energon_pack.training.batch import source_losses as source_losses
 from energon_pack.training.batch import total_weight as total_weight
 from energon_pack.training.batch import touch_vision as touch_vision
 from energon_pack.training.batch import weighted_loss as weighted_loss
+from energon_pack.training.fixed_shapes import packed_seq_params as packed_seq_params
 from energon_pack.training.forward_inputs import MixingError as MixingError
 from energon_pack.training.forward_inputs import check_inputs as check_inputs
 from energon_pack.training.guards import Guard as Guard
 from energon_pack.training.guards import guard as guard
-from energon_pack.training.megatron_layouts import packed_seq_params as packed_seq_params
 from energon_pack.training.pack_encoder import PackEncoder as PackEncoder
 from energon_pack.training.preference import member_logps as member_logps
 from energon_pack.training.preference import num_pairs as num_pairs

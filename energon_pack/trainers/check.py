@@ -16,14 +16,9 @@ from typing import Any
 import torch
 
 from energon_pack.errors import PackError, amount
-from energon_pack.trainers.check_dealing import (
-    LossSumsAlone,
-    breaking_setting,
-    check_dealing,
-    describe_host_reads,
-    run_samples_alone,
-)
+from energon_pack.trainers.check_dealing import breaking_setting, check_dealing
 from energon_pack.trainers.collator import Collator, WeightedSteps, refuse_pair_dataset
+from energon_pack.trainers.samples_alone import LossSumsAlone, describe_host_reads, run_samples_alone
 from energon_pack.training.encoded import TrainingPack
 from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.layout import IGNORE

@@ -145,7 +145,7 @@ def _guard_packs(model: Any, encoder: "EncoderForGuard | None", is_trusted: bool
 
 def _guard_batches(model: Any, batches: Sequence[Mapping[str, Any]], members: "Sequence[MemberSizes] | None") -> Guard:
     """Try a model with these batches of any collator now, and with later ones as with packs."""
-    from energon_pack.training.class_proof import foreign_batch_handling, try_given_batches
+    from energon_pack.training.foreign_batches import foreign_batch_handling, try_given_batches
     from energon_pack.training.trials import Trials
 
     _remove_earlier_hooks(model)

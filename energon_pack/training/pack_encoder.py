@@ -66,7 +66,7 @@ def check_options(options: Mapping[str, Any], layout: str) -> None:
             raise ValueError(f"{name}={options[name]}: one of {', '.join(map(str, choices))}")
     shapes = options.get("pad_to", "longest"), options.get("pad_segments")
     if shapes != ("longest", None):
-        from energon_pack.training.megatron_layouts import check_padding_options
+        from energon_pack.training.fixed_shapes import check_padding_options
 
         check_padding_options(*shapes)
     layout = options.get("layout") or layout
@@ -154,7 +154,7 @@ class PackEncoder:
             multiple = pad_multiple(pad_to_multiple_of, made["pad_to_multiple_of"])
         self._widths: Sequence[int] = ()
         if pad_to != "longest":
-            from energon_pack.training.megatron_layouts import allowed_widths
+            from energon_pack.training.fixed_shapes import allowed_widths
 
             of_width = 1 if self.layout == "rows" else multiple  # each member is a row of its own
             self._widths = allowed_widths(pad_to, made["max_token_len"], self.max_token_len, of_width)
@@ -225,7 +225,7 @@ class PackEncoder:
                 make = {"thd": layouts.thd, "rows": layouts.one_row_per_member, "mlm": layouts.multimodal}[self.layout]
                 batch = PackedBatch(make(tokens[0], self._row_form_of(tokens)))
             if self._num_segments is not None:
-                from energon_pack.training.megatron_layouts import padded_boundaries
+                from energon_pack.training.fixed_shapes import padded_boundaries
 
                 batch |= padded_boundaries(batch, self._num_segments)
             batch.mask = self.mask

@@ -18,8 +18,9 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from energon_pack.training.fixed_shapes import packed_seq_params
 from energon_pack.training.layout import IGNORE, Member, RowForm
-from energon_pack.training.megatron_layouts import packed_seq_params, thd
+from energon_pack.training.megatron_layouts import thd
 from support.gpt import NUM_LAYERS, VOCABULARY, cpu_for_cuda, tiny_gpt
 from support.shards import Group, megatron_shards
 

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from energon_pack.training.fixed_shapes import packed_seq_params
 from energon_pack.training.layout import IGNORE, Member, RowForm, neat, seq_idx
-from energon_pack.training.megatron_layouts import multimodal, one_row_per_member, packed_seq_params, pad_multiple, thd
+from energon_pack.training.megatron_layouts import multimodal, one_row_per_member, pad_multiple, thd
 from energon_pack.training.member_encoder import Encoded
 from support.tiny import FAMILIES, alone, make_batch, make_members, make_model
 

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from energon_pack.training.batch import PackedBatch
+from energon_pack.training.fixed_shapes import packed_seq_params
 from energon_pack.training.forward_inputs import MEDIA_KEYS
 from energon_pack.training.joining import join
 from energon_pack.training.layout import IGNORE, Member, RowForm
-from energon_pack.training.megatron_layouts import packed_seq_params, thd
+from energon_pack.training.megatron_layouts import thd
 from energon_pack.training.member_encoder import Encoded
 from support.running import ROOT, command
 from support.tiny import FAMILIES, alone, make_batch, make_members, make_model

@@ -11,12 +11,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from energon_pack.training import tower as towers
 from energon_pack.training.batch import PackedBatch, VisualInputs
+from energon_pack.training.fixed_shapes import padded_boundaries
 from energon_pack.training.guards import guard
+from energon_pack.training.host_reads import HostReads
 from energon_pack.training.kept_memory import moved_together
 from energon_pack.training.masks import PROVEN_TOWERS
-from energon_pack.training.megatron_layouts import padded_boundaries
 from energon_pack.training.member_encoder import Encoded
-from energon_pack.training.tower import HostReads, TowerInputMaker
+from energon_pack.training.tower import TowerInputMaker
 from support.tiny import FAMILIES, make_batch, make_members, make_model
 
 
