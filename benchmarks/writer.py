@@ -37,7 +37,7 @@ from energon_pack.dataset.files import PLAN_SCHEMA
 from energon_pack.dataset.shards import ShardJob, WrittenShard, write_shard
 from energon_pack.lengths.kept_tokens import TokenWriter
 from energon_pack.run.executors.local import LocalExecutor
-from energon_pack.run.plain_data import dataclass_from_plain
+from energon_pack.run.untrusted_input import dataclass_from_plain
 from energon_pack.samples.flavors import DEFAULT_FLAVOR
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.sample import MediaPart

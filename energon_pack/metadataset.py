@@ -23,8 +23,8 @@ from energon_pack.run.address import is_address, place_of
 from energon_pack.run.command import positive_int, run_tool, tool_parser
 from energon_pack.run.console import say
 from energon_pack.run.files import META_FOLDER, write_whole
-from energon_pack.run.plain_data import parse_yaml
 from energon_pack.run.stores.requests import StoreError
+from energon_pack.run.untrusted_input import parse_yaml
 from energon_pack.sources.storage import absolute, folder_of, is_file, real_path
 
 _COUNT_NAMES = ("packs", "samples", "tokens")

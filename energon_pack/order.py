@@ -45,8 +45,8 @@ from energon_pack.plan.splits import SPLITS
 from energon_pack.run.command import local_path, positive_int, run_tool, tool_parser
 from energon_pack.run.console import say
 from energon_pack.run.files import META_FOLDER, write_whole
-from energon_pack.run.plain_data import parse_yaml
 from energon_pack.run.seeded_random import Ints
+from energon_pack.run.untrusted_input import parse_yaml
 from energon_pack.samples.flavors import packed_flavor_or_default
 from energon_pack.sources.mixture import Entry as Asked
 from energon_pack.sources.storage import absolute, real_path

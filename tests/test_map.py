@@ -14,7 +14,7 @@ from energon_pack.config import PackConfig, plain
 from energon_pack.config.compose import compose_config
 from energon_pack.config.naming import content_settings
 from energon_pack.errors import PackError
-from energon_pack.samples.raw_json import map_record
+from energon_pack.samples.raw_record import map_record
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.settings import SourceConfig

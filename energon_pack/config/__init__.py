@@ -14,7 +14,7 @@ from energon_pack.config.schema import (
 )
 from energon_pack.plan.settings import Algorithm, GroupBy, Layout, Overlong, PackingConfig
 from energon_pack.run.executors.settings import ExecutorConfig, ExecutorKind
-from energon_pack.run.plain_data import plain
+from energon_pack.run.untrusted_input import plain
 from energon_pack.samples.settings import ControlTokens, Frames, SampleType
 from energon_pack.sources.settings import Format, OnDamaged, SourceConfig
 from energon_pack.templates.models import conf_dir

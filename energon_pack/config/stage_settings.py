@@ -7,11 +7,11 @@ from energon_pack.config.naming import content_settings
 from energon_pack.config.schema import MediaIn, OutputConfig, PackConfig, Stage, split_shares
 from energon_pack.plan.settings import PackingConfig, Share
 from energon_pack.run.executors.settings import ExecutorKind
-from energon_pack.run.plain_data import plain
+from energon_pack.run.untrusted_input import plain
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.settings import ReadSettings, Take
 from energon_pack.sources.find import Source
-from energon_pack.sources.media_paths import MediaMap, media_map_of
+from energon_pack.sources.media_files import MediaMap, media_map_of
 from energon_pack.sources.mixture import Mixture
 from energon_pack.sources.settings import OnDamaged, SourceConfig
 from energon_pack.sources.storage import absolute

@@ -23,7 +23,7 @@ from energon_pack.dataset.manifest import (
 )
 from energon_pack.errors import PackError, one_line
 from energon_pack.run.packages import version_of
-from energon_pack.run.plain_data import parse_json
+from energon_pack.run.untrusted_input import parse_json
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import AUDIO, KINDS
 from energon_pack.templates.full_processor import full_processor, image_processor_alone, refuse_old_transformers

@@ -9,7 +9,7 @@ from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import MANIFEST, REPORT
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
-from energon_pack.run.plain_data import parse_yaml
+from energon_pack.run.untrusted_input import parse_yaml
 
 _INDEX_ENTRY_BYTES = 8  # the place where a pack starts; the last entry is the end of the shard
 

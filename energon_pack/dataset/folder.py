@@ -18,7 +18,7 @@ from energon_pack.dataset.manifest import MANIFEST, ORDER_FILE, PROCESSOR_FOLDER
 from energon_pack.errors import PackError
 from energon_pack.run.address import energon_address, is_address, tidy_address
 from energon_pack.run.files import META_FOLDER
-from energon_pack.run.plain_data import parse_json
+from energon_pack.run.untrusted_input import parse_json
 from energon_pack.sources.storage import File, FileState, list_folder, open_file, path_in, state_of
 
 _COPY_BYTES = 8 << 20

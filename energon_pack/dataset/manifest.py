@@ -18,7 +18,7 @@ import numpy.typing as npt
 from energon_pack.errors import PackError
 from energon_pack.run.address import bucket_of, is_address, joined, parent
 from energon_pack.run.files import META_FOLDER, user_cache_folder, write_whole
-from energon_pack.run.plain_data import parse_json, parse_yaml
+from energon_pack.run.untrusted_input import parse_json, parse_yaml
 from energon_pack.samples.input_rules import INPUTS_FILE, TRIAL_FILE, InputRules, max_pack_len
 from energon_pack.samples.pack_reader import READABLE_FLAVORS, format_problem
 from energon_pack.samples.pack_tokens import TokensDamaged

@@ -33,7 +33,7 @@ from energon_pack.samples.frames import load_patch_positions
 from energon_pack.samples.member import MemberTokens
 from energon_pack.samples.pack_reader import num_shared_media
 from energon_pack.samples.pack_tokens import TOKENS_PART, TokensDamaged, members_of, read_tokens
-from energon_pack.samples.raw_json import load_json
+from energon_pack.samples.raw_record import load_json
 from energon_pack.samples.sample import Message, Part, Reference, has_references, media_type, references_by_member
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.referenced_media import MEDIA_AT_ONCE

@@ -14,7 +14,7 @@ import numpy as np
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
-from energon_pack.run.plain_data import parse_json
+from energon_pack.run.untrusted_input import parse_json
 from energon_pack.samples.bytes import ByteRange, Bytes
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.pack_reader import READABLE_FLAVORS, PackMembers

@@ -7,7 +7,7 @@ from pathlib import Path
 from energon_pack.dataset.input_rules_file import read_input_rules, refuse_other_ids
 from energon_pack.dataset.manifest import packing_processor_folder, read_manifest
 from energon_pack.errors import PackError
-from energon_pack.run.plain_data import dataclass_from_plain
+from energon_pack.run.untrusted_input import dataclass_from_plain
 from energon_pack.samples.member import MemberInput, MemberTokens
 from energon_pack.templates.families import ASKING_FAMILIES, AUTO
 from energon_pack.templates.identity import labels_from_recorded

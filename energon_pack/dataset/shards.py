@@ -35,7 +35,7 @@ from energon_pack.samples.pack_tokens import CHECKSUM_FIELD, PACK_FORMAT, TOKENS
 from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.written_tokens import join_member_tokens
-from energon_pack.sources.media_paths import END_BYTES
+from energon_pack.sources.media_files import END_BYTES
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.source_file import rows_of
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from energon_pack.dataset.manifest import REPORT
 from energon_pack.errors import PackError
-from energon_pack.run.plain_data import parse_json
+from energon_pack.run.untrusted_input import parse_json
 from energon_pack.samples.bytes import Bytes
 from energon_pack.samples.sample import Parts, Reference
 from energon_pack.sources.storage import open_file, path_in

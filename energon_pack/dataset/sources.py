@@ -14,7 +14,7 @@ from energon_pack.samples.member import MemberInput, MemberTokens
 from energon_pack.samples.sample import AnyPart, Part, Reference
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
-from energon_pack.sources.media_paths import END_BYTES, EndBytes, end_ranges, ends_of
+from energon_pack.sources.media_files import END_BYTES, EndBytes, end_ranges, ends_of
 from energon_pack.sources.reader import Reader, SourceChanged, whole_medium_range
 from energon_pack.sources.referenced_media import member_at
 from energon_pack.sources.sample import read_without_opening_media, with_headers

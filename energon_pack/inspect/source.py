@@ -33,7 +33,7 @@ from energon_pack.samples.keys import similar_key_hint
 from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.pairs import cuts_of_pair
 from energon_pack.samples.placeholders import num_media_before
-from energon_pack.samples.raw_json import load_json
+from energon_pack.samples.raw_record import load_json
 from energon_pack.samples.sample import media_type
 from energon_pack.samples.skip import NOTHING_TRAINED_DETAIL, Reason, Skip
 from energon_pack.sources.find import Source

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from energon_pack.run.files import write_whole
 from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.member import MediumInput, MemberTokens, PixelStep
-from energon_pack.sources.media_paths import OpenFiles
+from energon_pack.sources.media_files import OpenFiles
 
 _MAGIC = b"EPKT"
 _HEAD, _SIZES = struct.Struct("<III"), struct.Struct("<II")  # (CRC-32, bytes of JSON, of ids); without CRC-32

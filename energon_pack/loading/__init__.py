@@ -26,7 +26,7 @@ from energon_pack.samples.media.kinds import kind_by_extension
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media_parts import extension_of, listed_parts, media_parts, refuse_other_kinds
 from energon_pack.samples.member import media_fields
-from energon_pack.samples.raw_json import load_json
+from energon_pack.samples.raw_record import load_json
 from energon_pack.samples.record import Record, caption_record, parse_record
 from energon_pack.samples.sample import Part, Parts, ReadMedia, kind_of, media_by_kind, patch_positions_of
 from energon_pack.samples.settings import ReadSettings, SampleType, Take, ToolsAs

@@ -31,8 +31,8 @@ from energon_pack.dataset.damaged_shards import refuse_damaged_shards, unreadabl
 from energon_pack.dataset.manifest import MANIFEST, ORDER_FILE
 from energon_pack.errors import amount
 from energon_pack.run.files import META_FOLDER
-from energon_pack.run.plain_data import parse_json
 from energon_pack.run.seeded_random import Ints
+from energon_pack.run.untrusted_input import parse_json
 from energon_pack.steps.journal import position_to_resume
 from energon_pack.steps.position import PackOrder, Position, State, positions_of_states
 from energon_pack.steps.topology import Topology, topology_of

@@ -10,7 +10,7 @@ from typing import Any
 
 from PIL import Image
 
-from energon_pack.samples.dialects.pictures import texts_field
+from energon_pack.samples.dialects.media_in_text import texts_field
 from energon_pack.samples.media.kinds import MEDIA_KEYS, PART_TYPES
 from energon_pack.samples.settings import ReadSettings, Take
 from energon_pack.samples.skip import Reason, Skip

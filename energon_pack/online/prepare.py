@@ -55,7 +55,7 @@ from energon_pack.samples.sample import media_type
 from energon_pack.samples.settings import Take
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.find import Source
-from energon_pack.sources.media_paths import MediaMap, mapped_name
+from energon_pack.sources.media_files import MediaMap, mapped_name
 from energon_pack.sources.shard import TarShard
 from energon_pack.sources.storage import path_in
 from energon_pack.stages.measuring import Measured, index_source, measure_source, prepare_method

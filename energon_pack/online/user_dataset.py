@@ -18,7 +18,7 @@ from energon_pack.errors import PackError
 from energon_pack.online.named_media import MEMORY_MARK, media_by_name, name_and_hold_media, with_media_back
 from energon_pack.online.samples import as_sample, sides_of
 from energon_pack.samples.conversation import ReadSample, options_of, placed_record
-from energon_pack.samples.dialects.pictures import refuse_url
+from energon_pack.samples.dialects.media_in_text import refuse_url
 from energon_pack.samples.hints import without_useless_hint
 from energon_pack.samples.media.image_probe import medium_of, unreadable_image
 from energon_pack.samples.media.kinds import KINDS, MEDIA_KEYS
@@ -33,7 +33,7 @@ from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.unread_media import leaf_values, media_file_names, refuse_unread_media
 from energon_pack.sources.jsonl.dialects import RowSettings, parse_row
-from energon_pack.sources.media_paths import MediaMap, mapped_name, media_map_of, why_missing
+from energon_pack.sources.media_files import MediaMap, mapped_name, media_map_of, why_missing
 from energon_pack.sources.reader import NOT_THERE, state_of_medium
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.source_file import MeasuredRow, read_record

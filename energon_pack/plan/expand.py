@@ -23,7 +23,7 @@ from energon_pack.plan.sample_parts import PartsRecipe, WholeSample, make_parts
 from energon_pack.plan.settings import CAPS, PackingConfig, Share, costs_and_limits
 from energon_pack.plan.trees import COUNTS, Trees, find_trees, with_own_counts
 from energon_pack.run.bounded_memory import blocks
-from energon_pack.run.plain_data import plain
+from energon_pack.run.untrusted_input import plain
 from energon_pack.run.workshop import Workshop
 from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.cut import EXPANDED_CUT_TYPE, Cut, parts_by_answer, parts_by_pair

@@ -19,7 +19,7 @@ from energon_pack.plan.settings import (
     excess_text,
 )
 from energon_pack.plan.trees import COUNTS
-from energon_pack.run.plain_data import dataclass_from_plain
+from energon_pack.run.untrusted_input import dataclass_from_plain
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.sample import media_type
 from energon_pack.samples.settings import ControlTokens, ReadSettings, Take

@@ -17,8 +17,8 @@ from energon_pack.errors import PackError, SamplesLost
 from energon_pack.run.address import is_address
 from energon_pack.run.console import EscapingFormatter, print_error
 from energon_pack.run.packages import collect_garbage_rarely
-from energon_pack.run.plain_data import enable_memory_bounds
 from energon_pack.run.stores.requests import reraising_store_errors
+from energon_pack.run.untrusted_input import enable_memory_bounds
 from energon_pack.version import VERSION
 
 EXIT_INTERRUPTED = 130

@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import Any
 
 from energon_pack.samples.dialects.table import CONVERSATION_FIELDS
-from energon_pack.samples.raw_json import load_json
+from energon_pack.samples.raw_record import load_json
 from energon_pack.samples.record import Record
 from energon_pack.samples.skip import Reason, Skip
 

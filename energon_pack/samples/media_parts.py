@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from energon_pack.samples.dialects.pictures import DOWNLOAD_ADVICE, REMOVE_ADVICE
+from energon_pack.samples.dialects.media_in_text import DOWNLOAD_ADVICE, REMOVE_ADVICE
 from energon_pack.samples.documents import is_document, with_joined_texts
 from energon_pack.samples.media.kinds import IMAGE, KIND_OF_MEDIA_KEY, KINDS, MEDIA_KEYS, VIDEO, kind_by_extension
 from energon_pack.samples.media.medium import Media

@@ -1,6 +1,6 @@
 """Normalises the JSON of one source sample to messages and the names of its media.
 
-    bytes ──raw_json.load_json──► JSON ──parse_record──► Record ──listed.media_parts──► the parts that are its media
+    bytes ──raw_record.load_json──► JSON ──parse_record──► Record ──media_parts──► the parts that are its media
 
 Pure functions. Measuring, writing and training all call them, so a sample means the same in each of the three.
 """
@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from energon_pack.samples.dialects.media_in_text import media_name_in, with_checked_tags
 from energon_pack.samples.dialects.pairs import question_and_answer_turns, turns_of_pair, turns_of_prompts_and_captions
-from energon_pack.samples.dialects.pictures import media_name_in, with_checked_tags
 from energon_pack.samples.dialects.rewrite import rewrite_record
 from energon_pack.samples.dialects.table import fitting_reading, no_conversation_skip
 from energon_pack.samples.documents import DOCUMENT, document_of_answer, is_document
@@ -22,7 +22,7 @@ from energon_pack.samples.media.medium import SETTING_KEYS
 from energon_pack.samples.media_marks import empty_media_keys
 from energon_pack.samples.placeholders import flat_content, media_type_of_parts
 from energon_pack.samples.preference import PREFERENCE_KEYS, with_rejected_as_chosen, without_rejected_answer
-from energon_pack.samples.raw_json import without_nulls_in_tool_calls
+from energon_pack.samples.raw_record import without_nulls_in_tool_calls
 from energon_pack.samples.sample import CONTENT_KEYS, MESSAGE_KEYS, REASONING_KEYS, ROLE_KEYS, Message
 from energon_pack.samples.settings import Frames, ReadSettings, SampleType, ToolsAs
 from energon_pack.samples.skip import Reason, Skip, key_of_synonyms, value_of_synonyms

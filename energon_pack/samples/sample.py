@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from energon_pack.run.plain_data import parse_json
+from energon_pack.run.untrusted_input import parse_json
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, format_of, kind_by_extension
 from energon_pack.samples.media.medium import SOUND_EXTENSION_OF
 from energon_pack.samples.skip import Skip
@@ -106,7 +106,7 @@ class Reference(NamedTuple):
     name: str  # name that the part has in a pack with copies
     place: tuple[str | int, ...]  # (shard, offset, size), (path of a file), or (path of an LMDB, key)
     size: int
-    checksum: int  # `sources.media_paths.EndBytes.checksum` of it when it was packed
+    checksum: int  # `sources.media_files.EndBytes.checksum` of it when it was packed
     sample: str  # id of the member that it belongs to
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from energon_pack.run.plain_data import plain
+from energon_pack.run.untrusted_input import plain
 
 
 class SampleType(str, Enum):
@@ -135,7 +135,7 @@ class ReadSettings:
     use_audio_in_video: bool | None = None
     #: a document of texts and pictures, one of which is missing: skip it, or remove the place of this picture
     missing_media: MissingMedia = MissingMedia.skip
-    #: nulls in calls and tools of JSON: drop or keep them; None: those go that a table put in (`samples.raw_json`)
+    #: nulls in calls and tools of JSON: drop or keep them; None: those go that a table put in (`samples.raw_record`)
     nulls: Nulls | None = None
     columns: Columns = field(default_factory=Columns)
     roles: Roles = field(default_factory=Roles)

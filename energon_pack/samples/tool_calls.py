@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from energon_pack.samples.keys import is_harmless_in_call, is_unknown_in_call, unread_items_of_call, without_synonyms
-from energon_pack.samples.raw_json import parse_json_or_skip
+from energon_pack.samples.raw_record import parse_json_or_skip
 from energon_pack.samples.sample import ARGUMENT_KEYS, REASONING_KEYS, Message
 from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
 from energon_pack.samples.turns import (

@@ -21,7 +21,7 @@ from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 from energon_pack.samples.documents import DOCUMENT
-from energon_pack.samples.raw_json import parse_json_or_skip
+from energon_pack.samples.raw_record import parse_json_or_skip
 from energon_pack.samples.sample import ARGUMENT_KEYS, CONTENT_KEYS, REASONING_KEYS, ROLE_KEYS, THOUGHT_KEYS, Message
 from energon_pack.samples.skip import Reason, Skip, key_of_synonyms
 from energon_pack.samples.weights import PART_KEYS, PART_WEIGHTS, TURN_WEIGHT_KEYS, with_zero_weight

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from energon_pack.samples.dialects.pictures import names_file
+from energon_pack.samples.dialects.media_in_text import names_file
 from energon_pack.samples.dialects.rewrite import parsed_text
 from energon_pack.samples.documents import is_document
 from energon_pack.samples.keys import (

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from energon_pack.errors import PackError, format_bytes, one_line
 from energon_pack.run.bounded_memory import LruCache
-from energon_pack.run.plain_data import BoundExceeded, bounded
+from energon_pack.run.untrusted_input import BoundExceeded, bounded
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.named_bytes import json_with_media_names, medium_bytes, value_at
 from energon_pack.sources.open_tables import (

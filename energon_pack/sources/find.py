@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from energon_pack.errors import PackError, amount
 from energon_pack.run.address import bucket_of, is_address, lies_in, only_local_paths
-from energon_pack.sources.media_paths import absolute_mapped_places
+from energon_pack.sources.media_files import absolute_mapped_places
 from energon_pack.sources.mixture import Mixture
 from energon_pack.sources.other_formats import COMPRESSED_NAME, TABLE_FILE, compressed_error
 from energon_pack.sources.row_shard import RowShard

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 from energon_pack.errors import PackError
-from energon_pack.run.plain_data import dataclass_from_plain, parse_yaml
+from energon_pack.run.untrusted_input import dataclass_from_plain, parse_yaml
 from energon_pack.samples.record import Record
 from energon_pack.samples.settings import Columns, ReadSettings, Roles, Take
 from energon_pack.sources.sample_ratio import TakenRows

@@ -20,7 +20,7 @@ from energon_pack.errors import PackError
 from energon_pack.run.address import is_address
 from energon_pack.run.console import say
 from energon_pack.sources.jsonl.meta_files import EntryChoice, read_meta_entries, refuse_other_store
-from energon_pack.sources.media_paths import MediaMap, map_advice, mapped_name, media_map_of
+from energon_pack.sources.media_files import MediaMap, map_advice, mapped_name, media_map_of
 from energon_pack.sources.mixture import (
     Entry,
     absolute_in,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, unquote
 
-from energon_pack.samples.raw_json import without_null_fields
+from energon_pack.samples.raw_record import without_null_fields
 from energon_pack.samples.skip import Reason, Skip
 
 _MEDIA_FIELDS = {"bytes", "path"}  # the fields of an image, a video or an audio in `datasets`

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from energon_pack.errors import PackError, format_bytes, one_line
 from energon_pack.run.bounded_memory import LruCache
-from energon_pack.run.plain_data import BoundExceeded
+from energon_pack.run.untrusted_input import BoundExceeded
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.storage import File, open_file, state_of
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
-from energon_pack.run.plain_data import parse_json
+from energon_pack.run.untrusted_input import parse_json
 from energon_pack.samples.flavors import packed_flavor_or_default, reading_problem
 from energon_pack.samples.flavors.base import (
     LIST_TYPE,
@@ -31,7 +31,7 @@ from energon_pack.samples.flavors.base import (
     Schema,
     wrong_fields,
 )
-from energon_pack.samples.raw_json import load_json
+from energon_pack.samples.raw_record import load_json
 from energon_pack.samples.sample import MESSAGE_KEYS, has_references
 from energon_pack.samples.single_samples import single_sample_of_member
 from energon_pack.samples.skip import Reason, Skip

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from energon_pack.run.bounded_memory import LruCache
-from energon_pack.run.plain_data import BoundExceeded, bounded
+from energon_pack.run.untrusted_input import BoundExceeded, bounded
 from energon_pack.samples.bytes import Bytes
 
 #: types of values in Thrift's compact protocol

@@ -27,9 +27,9 @@ import yaml
 from energon_pack.errors import PackError
 from energon_pack.run.console import say
 from energon_pack.run.files import META_FOLDER
-from energon_pack.run.plain_data import NotPlain, parse_yaml
+from energon_pack.run.untrusted_input import NotPlain, parse_yaml
 from energon_pack.samples.media.kinds import kind_by_extension
-from energon_pack.samples.raw_json import load_json
+from energon_pack.samples.raw_record import load_json
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import MESSAGE_KEYS
 from energon_pack.samples.settings import ReadSettings

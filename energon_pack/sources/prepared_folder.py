@@ -13,7 +13,7 @@ from braceexpand import braceexpand
 
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
-from energon_pack.run.plain_data import BoundExceeded, bounded, parse_json, parse_yaml
+from energon_pack.run.untrusted_input import BoundExceeded, bounded, parse_json, parse_yaml
 from energon_pack.sources.storage import absolute, folder_of, read_whole
 
 _MAX_NAMES_BYTES, _MAX_NAMES_SECONDS = 1 << 30, 60.0  # what the names of a split may take: bytes, seconds of the CPU

@@ -11,7 +11,7 @@ from energon_pack.errors import PackError
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import AnyPart, Part
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources.media_paths import OpenFiles, ends_of, open_medium, split_file_and_key, why_missing
+from energon_pack.sources.media_files import OpenFiles, ends_of, open_medium, split_file_and_key, why_missing
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.source_file import MeasuredRow, SampleRow
 from energon_pack.sources.storage import File, FileState, read_ahead

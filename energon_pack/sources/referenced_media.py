@@ -11,7 +11,7 @@ from energon_pack.run.address import bucket_of
 from energon_pack.samples.bytes import ByteRange, Bytes
 from energon_pack.samples.sample import Reference
 from energon_pack.samples.skip import Skip
-from energon_pack.sources.media_paths import EndBytes, OpenFiles, end_ranges, ends_of, joined_name, name_and_size
+from energon_pack.sources.media_files import EndBytes, OpenFiles, end_ranges, ends_of, joined_name, name_and_size
 from energon_pack.sources.storage import File, path_in
 from energon_pack.sources.tar import (
     BLOCK,

@@ -14,11 +14,11 @@ import pyarrow as pa
 
 from energon_pack.errors import one_line
 from energon_pack.run.address import bucket_of
-from energon_pack.samples.dialects.pictures import INTERLEAVED_FIELDS, refuse_url
+from energon_pack.samples.dialects.media_in_text import INTERLEAVED_FIELDS, refuse_url
 from energon_pack.samples.dialects.rewrite import FILE_NAME_KEY, with_lists_of_cells
 from energon_pack.samples.keys import similar_key_hint
 from energon_pack.samples.media.kinds import MEDIA_KEYS
-from energon_pack.samples.raw_json import load_json, map_record
+from energon_pack.samples.raw_record import load_json, map_record
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import AnyPart, Part
 from energon_pack.samples.settings import ReadSettings
@@ -28,7 +28,7 @@ from energon_pack.sources.csv_rows import delimiter_name, first_csv_places, inde
 from energon_pack.sources.jsonl import line_index
 from energon_pack.sources.jsonl.dialects import RowSettings, parse_row
 from energon_pack.sources.jsonl.line_index import file_digest, make_index_table
-from energon_pack.sources.media_paths import (
+from energon_pack.sources.media_files import (
     joined_name,
     mapped_buckets,
     mapped_name,

@@ -37,7 +37,7 @@ from energon_pack.samples.media.kinds import KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.read_media import probe_part, with_requested_settings
 from energon_pack.samples.media_parts import find_document_pictures, is_document_with_named_pictures, refuse_other_kinds
-from energon_pack.samples.raw_json import load_json
+from energon_pack.samples.raw_record import load_json
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import AnyPart, MediaPart, Part, media_type, media_type_by_name
 from energon_pack.samples.settings import MissingMedia, ReadSettings

@@ -7,9 +7,9 @@ from typing import Any
 
 from energon_pack.errors import PackError
 from energon_pack.run.load_by_name import load_entry_point
-from energon_pack.samples.raw_json import name_with_hash
+from energon_pack.samples.raw_record import name_with_hash
 from energon_pack.samples.settings import ReadSettings
-from energon_pack.sources.media_paths import media_map_of
+from energon_pack.sources.media_files import media_map_of
 
 
 class Format(str, Enum):

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from energon_pack.run.plain_data import parse_json
+from energon_pack.run.untrusted_input import parse_json
 from energon_pack.samples.media_parts import listed_parts, media_parts
 from energon_pack.samples.record import Record, parse_record
 from energon_pack.samples.sample import AnyPart, Part
@@ -21,7 +21,7 @@ from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources import wds
 from energon_pack.sources.jsonl import line_index
 from energon_pack.sources.jsonl.dialects import with_coco_image_name
-from energon_pack.sources.media_paths import joined_name
+from energon_pack.sources.media_files import joined_name
 from energon_pack.sources.named_bytes import may_have_base64, replace_media_by_names
 from energon_pack.sources.part_names import FieldMap
 from energon_pack.sources.row_shard import RowShard

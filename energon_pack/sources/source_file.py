@@ -15,7 +15,7 @@ from energon_pack.samples.pairs import with_rejected_side
 from energon_pack.samples.record import Record, with_use_audio_setting
 from energon_pack.samples.sample import MediaPart, Part
 from energon_pack.samples.settings import ReadSettings, Take
-from energon_pack.sources.media_paths import split_file_and_key
+from energon_pack.sources.media_files import split_file_and_key
 from energon_pack.sources.mixture import NO_SETTINGS, EntrySettings
 from energon_pack.sources.sample_ratio import drawn_rows, source_key
 from energon_pack.sources.settings import Format

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from energon_pack.samples.documents import document_of
 from energon_pack.samples.preference import not_a_pair_skip
-from energon_pack.samples.raw_json import load_json, map_record
+from energon_pack.samples.raw_record import load_json, map_record
 from energon_pack.samples.record import Record, caption_record, parse_record
 from energon_pack.samples.settings import ReadSettings, SampleType
 from energon_pack.samples.skip import Reason, Skip

@@ -21,7 +21,7 @@ from energon_pack.run.console import say
 from energon_pack.run.executors import EqualSpans, WorkPart
 from energon_pack.run.workshop import Workshop
 from energon_pack.sources.find import Source
-from energon_pack.sources.media_paths import MediaMap, mapped_name
+from energon_pack.sources.media_files import MediaMap, mapped_name
 from energon_pack.sources.mixture import Mixture
 from energon_pack.sources.shard import Shard
 from energon_pack.templates.families.rules import MediaRules

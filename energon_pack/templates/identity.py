@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from energon_pack.run.plain_data import dataclass_from_plain, plain
+from energon_pack.run.untrusted_input import dataclass_from_plain, plain
 from energon_pack.samples.media.kinds import ADDED_KINDS
 from energon_pack.templates.chat.jinja import variables_in, writes_date
 from energon_pack.templates.families.rules import ProcessorSettings

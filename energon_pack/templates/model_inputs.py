@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from energon_pack.run.packages import version_of
-from energon_pack.run.plain_data import plain
+from energon_pack.run.untrusted_input import plain
 from energon_pack.samples.input_rules import (
     BLANK_IMAGE,
     MODEL_PROBE,

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from energon_pack.run.plain_data import NotPlain, parse_yaml
+from energon_pack.run.untrusted_input import NotPlain, parse_yaml
 
 
 def conf_dir() -> Path:

@@ -23,7 +23,7 @@ from energon_pack.run.files import (
     write_whole,
 )
 from energon_pack.run.packages import version_of
-from energon_pack.run.plain_data import dataclass_from_plain, plain
+from energon_pack.run.untrusted_input import dataclass_from_plain, plain
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import ADDED_KINDS
 from energon_pack.templates.build import build

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any
 
 from energon_pack.errors import PackError
-from energon_pack.run.plain_data import dataclass_from_plain, plain
+from energon_pack.run.untrusted_input import dataclass_from_plain, plain
 from energon_pack.samples.placeholders import spells_placeholder
 from energon_pack.samples.weights import MAX_WEIGHT
 

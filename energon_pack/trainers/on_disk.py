@@ -247,7 +247,7 @@ class PackedDataset(PacksByNumber):
     def config(self) -> SimpleNamespace:
         """The `seed` and `packing` settings with which the dataset was packed; samplers need them."""
         from energon_pack.plan.settings import PackingConfig
-        from energon_pack.run.plain_data import dataclass_from_plain
+        from energon_pack.run.untrusted_input import dataclass_from_plain
 
         packing = dataclass_from_plain(PackingConfig, self.encoder.made["content"]["packing"])
         return SimpleNamespace(seed=self._seed, packing=packing)

@@ -19,7 +19,7 @@ from energon_pack.dataset.shards import shard_name_pattern
 from energon_pack.errors import PackError, quote
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.files import META_FOLDER
-from energon_pack.run.plain_data import parse_yaml
+from energon_pack.run.untrusted_input import parse_yaml
 from energon_pack.samples.cut import SIDES
 from energon_pack.samples.flavors import find_packed_flavor, reading_problem
 from energon_pack.samples.flavors.base import PackedFlavor

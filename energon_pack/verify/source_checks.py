@@ -20,10 +20,10 @@ from energon_pack.dataset.source_media import source_root
 from energon_pack.errors import PackError, one_line, quote
 from energon_pack.plan.settings import MAX_EPOCHS
 from energon_pack.run.address import lies_in, tidy_address
-from energon_pack.run.plain_data import dataclass_from_plain
 from energon_pack.run.stores.requests import reraising_store_errors
+from energon_pack.run.untrusted_input import dataclass_from_plain
 from energon_pack.run.workshop import Workshop
-from energon_pack.samples.raw_json import name_with_hash
+from energon_pack.samples.raw_record import name_with_hash
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources import source_path
 from energon_pack.sources.demo import make_demo

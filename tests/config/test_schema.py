@@ -13,7 +13,7 @@ from hydra import compose, initialize_config_dir
 from energon_pack.config import MediaConfig, ModelConfig, PackConfig, Rope, conf_dir, plain
 from energon_pack.config.validate import to_config
 from energon_pack.errors import PackError
-from energon_pack.run.plain_data import dataclass_from_plain
+from energon_pack.run.untrusted_input import dataclass_from_plain
 
 
 def nodes(kind: type[Any] = PackConfig) -> list[type[Any]]:

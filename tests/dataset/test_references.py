@@ -496,7 +496,7 @@ def test_verify_tells_what_is_damaged(referred: Path, change_json: Callable[[Any
 
 def test_few_files_are_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A source may have a hundred thousand shards."""
-    monkeypatch.setattr("energon_pack.sources.media_paths._MAX_OPEN_FILES", 2)
+    monkeypatch.setattr("energon_pack.sources.media_files._MAX_OPEN_FILES", 2)
     media = SourceMedia(str(tmp_path))
     for i in range(5):
         (tmp_path / f"{i}.jpg").write_bytes(bytes([i]) * 5)

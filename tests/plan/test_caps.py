@@ -25,7 +25,7 @@ from energon_pack.plan.settings import (
     costs_and_limits,
     exceeded_limits,
 )
-from energon_pack.run.plain_data import plain
+from energon_pack.run.untrusted_input import plain
 from energon_pack.verify.pack_checks import check_capacity
 from support.samples import chat, write_tar
 

@@ -7,15 +7,15 @@ from threading import Event, Thread
 import numpy as np
 import pytest
 
-from energon_pack.run import plain_data
-from energon_pack.run.plain_data import BoundExceeded, bounded
+from energon_pack.run import untrusted_input
+from energon_pack.run.untrusted_input import BoundExceeded, bounded
 
 MB = 1 << 20
 
 
 @pytest.fixture(autouse=True)
 def _bounds_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain_data, "_is_enabled", [True])  # as in the command, and in workers
+    monkeypatch.setattr(untrusted_input, "_is_enabled", [True])  # as in the command, and in workers
 
 
 def test_memory_is_refused_before_it_is_touched() -> None:
@@ -56,7 +56,7 @@ def test_the_smallest_bound_holds_and_none_is_left_behind() -> None:
 
 def test_a_trainers_process_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread of it, which writes a checkpoint, would be refused its memory."""
-    monkeypatch.setattr(plain_data, "_is_enabled", [])
+    monkeypatch.setattr(untrusted_input, "_is_enabled", [])
     with bounded(1 * MB):
         assert len(bytes(64 * MB)) == 64 * MB
 

@@ -12,7 +12,7 @@ from energon_pack.config.naming import content_settings
 from energon_pack.errors import SamplesLost
 from energon_pack.online.streaming import StreamingPackedDataset
 from energon_pack.pack import pack
-from energon_pack.run.plain_data import plain
+from energon_pack.run.untrusted_input import plain
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import Message
 from energon_pack.samples.settings import Columns, ReadSettings, SampleType

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from energon_pack.samples.raw_json import has_nulls_of_table
+from energon_pack.samples.raw_record import has_nulls_of_table
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import ARGUMENT_KEYS, Message
 from energon_pack.samples.settings import ReadSettings, ToolsAs

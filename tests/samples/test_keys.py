@@ -9,7 +9,7 @@ from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.keys import _FOREIGN_KEYS, _HARMLESS_KEYS, _KNOWN_KEYS, _READ_KEYS, OPTION_KEYS, unknown_keys
 from energon_pack.samples.media.medium import RATE_KEYS, SETTING_KEYS
 from energon_pack.samples.preference import PREFERENCE_KEYS
-from energon_pack.samples.raw_json import load_json
+from energon_pack.samples.raw_record import load_json
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_pack.samples.conversation import options_of
-from energon_pack.samples.raw_json import has_nulls_of_table
+from energon_pack.samples.raw_record import has_nulls_of_table
 from energon_pack.samples.record import Record, parse_record
 from energon_pack.samples.settings import Nulls, ReadSettings
 from energon_pack.sources.parquet_rows import row_json

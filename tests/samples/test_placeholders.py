@@ -11,7 +11,7 @@ import pytest
 from energon_pack.config import PackConfig
 from energon_pack.pack import pack
 from energon_pack.samples.placeholders import place_media, split_content
-from energon_pack.samples.raw_json import load_json
+from energon_pack.samples.raw_record import load_json
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import media_type
 from energon_pack.samples.settings import ReadSettings

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from energon_pack.samples.media_parts import media_parts
-from energon_pack.samples.raw_json import load_json
+from energon_pack.samples.raw_record import load_json
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import Columns, ReadSettings

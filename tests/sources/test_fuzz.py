@@ -18,7 +18,7 @@ from energon_pack.lengths.schema import LENGTHS_SCHEMA
 from energon_pack.lengths.worker import MeasureJob, measure
 from energon_pack.samples.media_parts import media_parts
 from energon_pack.samples.placeholders import place_media
-from energon_pack.samples.raw_json import load_json
+from energon_pack.samples.raw_record import load_json
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import ReadSettings

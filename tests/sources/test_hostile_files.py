@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from energon_pack.config import OnDamaged, Stage
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
-from energon_pack.run import plain_data
-from energon_pack.run.plain_data import NotPlain, parse_json, parse_yaml
+from energon_pack.run import untrusted_input
+from energon_pack.run.untrusted_input import NotPlain, parse_json, parse_yaml
 from energon_pack.samples.skip import Skip
-from energon_pack.sources import media_paths, parquet_rows
+from energon_pack.sources import media_files, parquet_rows
 from energon_pack.sources.find import shard_of_file
 from energon_pack.sources.jsonl.dialects import RowSettings
 from energon_pack.sources.jsonl.line_index import index_lines
-from energon_pack.sources.media_paths import open_medium, open_zip_member
+from energon_pack.sources.media_files import open_medium, open_zip_member
 from energon_pack.sources.parquet_rows import row_json, table_of
 from energon_pack.sources.part_names import read_field_map
 from energon_pack.sources.prepared_folder import read_prepared
@@ -185,7 +185,7 @@ LAUGHS = "a: &a [lol, lol]\n" + "".join(
 
 @pytest.fixture(autouse=True)
 def _bounds_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain_data, "_is_enabled", [True])  # as in the command, and in workers
+    monkeypatch.setattr(untrusted_input, "_is_enabled", [True])  # as in the command, and in workers
 
 
 HOW: list[dict[str, object]] = [
@@ -212,7 +212,7 @@ def test_a_column_that_says_one_text_many_times(tmp_path: Path) -> None:
 
 def refusal(path: Path, number: int) -> str:
     """Return why a row can't be read."""
-    plain_data.enable_memory_bounds()
+    untrusted_input.enable_memory_bounds()
     vars(parquet_rows).update(MAX_GROUP_BYTES=48 << 20, MEMORY_PER_BYTE=1)
     try:
         return f"{len(row_json(str(path), str(path.stat().st_mtime_ns), number))} bytes"
@@ -281,8 +281,8 @@ def test_archives_that_hold_more_than_they_can(tmp_path: Path) -> None:
 
 def refusal_of_member(path: Path, name: str) -> str:
     """Return why a member of an archive can't be read."""
-    plain_data.enable_memory_bounds()
-    vars(media_paths).update(_MIN_MEMORY_BYTES=4 << 20)
+    untrusted_input.enable_memory_bounds()
+    vars(media_files).update(_MIN_MEMORY_BYTES=4 << 20)
     try:
         return f"{open_zip_member(str(path), name).size} bytes"
     except Skip as skip:

@@ -16,7 +16,7 @@ from energon_pack.pack import pack
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.jsonl.dialects import RowSettings
-from energon_pack.sources.media_paths import mapped_name, media_map_of, why_missing
+from energon_pack.sources.media_files import mapped_name, media_map_of, why_missing
 from energon_pack.sources.settings import SourceConfig
 from support.marks import slow
 from support.running import command_here

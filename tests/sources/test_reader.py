@@ -28,7 +28,7 @@ from energon_pack.samples.skip import Skip
 from energon_pack.sources import storage
 from energon_pack.sources.find import shard_of_file
 from energon_pack.sources.jsonl.dialects import RowSettings
-from energon_pack.sources.media_paths import open_inside
+from energon_pack.sources.media_files import open_inside
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.shard import JsonlShard, Shard
 from energon_pack.sources.storage import File, FileState, InMemory, open_file, state_of
@@ -54,7 +54,7 @@ def test_a_changed_shard_is_not_read(tmp_path: Path) -> None:
 
 
 def test_open_shards_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("energon_pack.sources.media_paths._MAX_OPEN_FILES", 2)
+    monkeypatch.setattr("energon_pack.sources.media_files._MAX_OPEN_FILES", 2)
     shards = {}
     for i in range(4):
         shards[i] = shard_of_file(f"{i}.tar", str(write_tar(tmp_path / f"{i}.tar", {f"k{i}": b""})))

@@ -24,7 +24,7 @@ from energon_pack.run.stores import client_of_profile, requests
 from energon_pack.run.stores.blocks import Blocks
 from energon_pack.run.stores.requests import StoreError
 from energon_pack.sources import reader, store_objects
-from energon_pack.sources.media_paths import OpenFiles
+from energon_pack.sources.media_files import OpenFiles
 from energon_pack.sources.source_path import find_source
 from energon_pack.sources.storage import open_file, read_ahead, state_of
 from support.marks import slow

@@ -15,7 +15,7 @@ import pytest
 from energon_pack.config.schema import MediaIn, PackConfig
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
-from energon_pack.samples.raw_json import without_null_fields
+from energon_pack.samples.raw_record import without_null_fields
 from energon_pack.samples.skip import Skip
 from energon_pack.sources import parquet_rows
 from energon_pack.sources.find import files_of_split

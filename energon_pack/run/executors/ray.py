@@ -43,7 +43,7 @@ from energon_pack.run.executors.admission import enter_and_check_machine, terms_
 from energon_pack.run.executors.local import LocalExecutor, run_first_jobs_here
 from energon_pack.run.executors.settings import ExecutorConfig
 from energon_pack.run.executors.workers import INTERRUPTS, ONE_THREAD_ENV, QUIET_RAY_ENV, changed_environment
-from energon_pack.run.plain_data import enable_memory_bounds
+from energon_pack.run.untrusted_input import enable_memory_bounds
 
 _ENDED_MESSAGE = (
     "energon-pack: error: this process was ended by Ray, where the head of its cluster or the node of this machine was"

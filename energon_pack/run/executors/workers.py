@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from energon_pack.run.packages import collect_garbage_rarely
-from energon_pack.run.plain_data import enable_memory_bounds
+from energon_pack.run.untrusted_input import enable_memory_bounds
 
 #: Workers use one thread each: processes give the parallelism, and waiting threads would use cores, too.
 ONE_THREAD_ENV = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

@@ -18,12 +18,12 @@ from itertools import chain, pairwise
 from tokenize import STRING, generate_tokens
 from typing import Any
 
+from energon_pack.samples.dialects.media_in_text import INTERLEAVED_FIELDS, with_document_as_messages
 from energon_pack.samples.dialects.pairs import question_and_answer_turns, refuse_unread_options
-from energon_pack.samples.dialects.pictures import INTERLEAVED_FIELDS, with_document_as_messages
 from energon_pack.samples.dialects.table import TURN_FIELDS, possible_readings
 from energon_pack.samples.keys import without_synonyms
 from energon_pack.samples.media.kinds import MEDIA_KEYS, kind_by_extension
-from energon_pack.samples.raw_json import RECORD_WEIGHT_KEYS, parse_json_or_skip
+from energon_pack.samples.raw_record import RECORD_WEIGHT_KEYS, parse_json_or_skip
 from energon_pack.samples.sample import CONTENT_KEYS, MESSAGE_KEYS, ROLE_KEYS
 from energon_pack.samples.settings import ReadSettings, SampleType
 from energon_pack.samples.skip import Reason, Skip, value_of_synonyms

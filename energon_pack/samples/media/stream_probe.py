@@ -15,7 +15,7 @@ from fractions import Fraction
 from itertools import chain, islice, pairwise
 from typing import Any, BinaryIO, NamedTuple
 
-from energon_pack.run.plain_data import bounded
+from energon_pack.run.untrusted_input import bounded
 from energon_pack.samples.media.medium import SOUND_EXTENSION_OF, Media, MediaFormat
 from energon_pack.samples.media.streams import (
     decoded_pieces,

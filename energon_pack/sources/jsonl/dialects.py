@@ -18,9 +18,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from energon_pack.run.bounded_memory import LruCache
-from energon_pack.run.plain_data import parse_json
+from energon_pack.run.untrusted_input import parse_json
+from energon_pack.samples.dialects.media_in_text import names_file, refuse_url
 from energon_pack.samples.dialects.pairs import refuse_unread_options
-from energon_pack.samples.dialects.pictures import names_file, refuse_url
 from energon_pack.samples.dialects.rewrite import rewrite_record, with_our_names, with_renamed_turns
 from energon_pack.samples.dialects.table import Dialect, turns_of_question
 from energon_pack.samples.frames import frame_list_settings
@@ -59,7 +59,7 @@ class RowSettings:
     ratio: float = 1.0
     #: whether media may lie on any object store; else only on the store of `media_root`
     remote_media: bool = False
-    #: where media lie now, by the beginnings of their names (`sources.media_paths`)
+    #: where media lie now, by the beginnings of their names (`sources.media_files`)
     media_map: tuple[tuple[str, str], ...] = ()
 
     @property

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from energon_pack.errors import PackError
 from energon_pack.run.files import digest_of_rest
-from energon_pack.run.plain_data import parse_json
+from energon_pack.run.untrusted_input import parse_json
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason
 from energon_pack.sources.jsonl.dialects import is_coco, memory_mapped

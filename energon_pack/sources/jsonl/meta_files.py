@@ -11,10 +11,10 @@ from typing import Any
 from energon_pack.errors import PackError
 from energon_pack.run.address import bucket_of
 from energon_pack.run.console import say
-from energon_pack.run.plain_data import parse_json
+from energon_pack.run.untrusted_input import parse_json
 from energon_pack.sources.jsonl.dialects import RowSettings
 from energon_pack.sources.jsonl.line_index import BYTE_ORDER_MARK
-from energon_pack.sources.media_paths import media_map_of
+from energon_pack.sources.media_files import media_map_of
 from energon_pack.sources.mixture import MAX_META_BYTES, read_yaml
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.storage import absolute, folder_of, is_file, open_file, path_in

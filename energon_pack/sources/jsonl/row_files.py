@@ -15,7 +15,7 @@ from typing import Any
 from energon_pack.errors import PackError, amount
 from energon_pack.run.address import bucket_of
 from energon_pack.run.console import say
-from energon_pack.run.plain_data import parse_json
+from energon_pack.run.untrusted_input import parse_json
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.find import (
@@ -30,7 +30,7 @@ from energon_pack.sources.find import (
 from energon_pack.sources.jsonl.dialects import RowSettings
 from energon_pack.sources.jsonl.line_index import ROW_PART
 from energon_pack.sources.jsonl.meta_files import EntryChoice, listed_files
-from energon_pack.sources.media_paths import mapped_name, open_medium, path_in_archive, split_file_and_key
+from energon_pack.sources.media_files import mapped_name, open_medium, path_in_archive, split_file_and_key
 from energon_pack.sources.other_formats import PARQUET_SUFFIX, TABLE_FILE
 from energon_pack.sources.row_shard import RowShard
 from energon_pack.sources.settings import SourceConfig

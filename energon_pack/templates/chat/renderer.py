@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 
 from energon_pack.errors import PackError
-from energon_pack.run.plain_data import BoundExceeded, bounded
+from energon_pack.run.untrusted_input import BoundExceeded, bounded
 from energon_pack.samples.media.kinds import KINDS
-from energon_pack.samples.raw_json import parse_json_or_skip
+from energon_pack.samples.raw_record import parse_json_or_skip
 from energon_pack.samples.sample import REASONING_KEYS, Message
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.chat.guarded_template import LooksAtText, guarded_template

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from energon_pack.run import plain_data
+from energon_pack.run import untrusted_input
 from energon_pack.samples.media.read_media import probe
 from energon_pack.samples.skip import Skip
 from support.samples import sound, video, video_with_sound
@@ -18,7 +18,7 @@ _MATRIX = bytes.fromhex("00010000" + "00" * 12 + "00010000" + "00" * 12 + "40000
 
 @pytest.fixture(autouse=True)
 def _bounds_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain_data, "_is_enabled", [True])  # as in the command, and in workers
+    monkeypatch.setattr(untrusted_input, "_is_enabled", [True])  # as in the command, and in workers
 
 
 def _box(name: bytes, *parts: bytes) -> bytes:

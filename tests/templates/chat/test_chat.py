@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from energon_pack.errors import PackError
-from energon_pack.run import plain_data
+from energon_pack.run import untrusted_input
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.chat import renderer
 from energon_pack.templates.chat.dropped_words import check_for_left_out_tools
@@ -277,7 +277,7 @@ ENDLESS = (
 @pytest.mark.parametrize("endless", ENDLESS)
 def test_a_template_that_does_not_end_costs_the_sample(endless: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It took all memory of the machine, or all time there is."""
-    monkeypatch.setattr(plain_data, "_is_enabled", [True])
+    monkeypatch.setattr(untrusted_input, "_is_enabled", [True])
     monkeypatch.setattr(renderer, "_MAX_SECONDS", 0.2)
     source = "{% for m in messages %}{{ m.content }}{% endfor %}"
     one = Renderer(source + "{% if messages|length > 1 %}" + endless + "{% endif %}", {})
@@ -289,7 +289,7 @@ def test_a_template_that_does_not_end_costs_the_sample(endless: str, monkeypatch
 @pytest.mark.parametrize("endless", [ENDLESS[0], ENDLESS[-2]])
 def test_a_template_that_ends_for_no_conversation_is_refused(endless: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else each sample would take that long."""
-    monkeypatch.setattr(plain_data, "_is_enabled", [True])
+    monkeypatch.setattr(untrusted_input, "_is_enabled", [True])
     monkeypatch.setattr(renderer, "_MAX_SECONDS", 0.2)
     with pytest.raises(PackError, match=r"^the chat template.*it takes more than"):
         Renderer(endless, {})

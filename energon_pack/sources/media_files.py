@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from energon_pack.errors import PackError, one_line
 from energon_pack.run.address import bucket_of
 from energon_pack.run.bounded_memory import LruCache
-from energon_pack.run.plain_data import BoundExceeded, bounded, parse_json
+from energon_pack.run.untrusted_input import BoundExceeded, bounded, parse_json
 from energon_pack.samples.bytes import Bytes, as_file
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.named_bytes import item_of, medium_at
