@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from energon_pack.samples.settings import ReadSettings
-from energon_pack.sources.reader import Reader
+from energon_pack.sources.reader import SourceReader
 from energon_pack.sources.sample import read_sample
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.source_file import IndexRow, rows_of
@@ -34,7 +34,7 @@ PACK_SIZE = 4096
 def conversations(folders: Sequence[str]) -> list[dict[str, Any]]:
     """Samples of tars in the form that Automodel takes."""
     found = []
-    with Reader() as reader:
+    with SourceReader() as reader:
         for shard in (shard for folder in folders for shard in find_source(SourceConfig(), folder).shards):
             for row in rows_of(shard.index(), IndexRow):
                 sample = read_sample(reader, shard, row, ReadSettings())

@@ -26,7 +26,7 @@ from rich.table import Table
 
 from energon_pack.dataset.ledger import write_ledger
 from energon_pack.dataset.plan_file import write_plan
-from energon_pack.lengths.audit import draw
+from energon_pack.lengths.audit import draw_samples_to_audit
 from energon_pack.lengths.index import IndexedShard
 from energon_pack.lengths.measure import MeasuredShard
 from energon_pack.lengths.schema import LENGTHS_SCHEMA
@@ -34,7 +34,7 @@ from energon_pack.lengths.table_cache import RowRun, TableCache
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.packs import plan_shards
 from energon_pack.plan.plan import plan_packs
-from energon_pack.plan.report import summarize
+from energon_pack.plan.report import summarize_plan
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.report.advice import lengths_trial_job_of
 from energon_pack.report.figures import planned_figures, source_figures
@@ -169,7 +169,7 @@ def run(num: int, window: int | None, folder: Path) -> Steps:
     with steps.step("plan"):
         plan = plan_packs(lengths.items, packing, 0, cost, lengths.scratch)
     with steps.step("report"):
-        report = summarize(lengths, plan, packing, cost, num)
+        report = summarize_plan(lengths, plan, packing, cost, num)
     with steps.step("shards"):
         shards = plan_shards(lengths, plan, 4096, 1e9, ())
     with steps.step("page"):
@@ -178,7 +178,7 @@ def run(num: int, window: int | None, folder: Path) -> Steps:
     with steps.step("ledger"):
         write_ledger(folder / "skipped.jsonl", lengths, plan, packing)
     with steps.step("draw audit"):
-        draw(measured, 0.002, 0)
+        draw_samples_to_audit(measured, 0.002, 0)
     with steps.step("plan file"):
         names = [f"packed-{number:06d}.tar" for number in range(len(shards.splits))]
         write_plan(folder / "pack_plan.parquet", lengths, plan, shards, names)

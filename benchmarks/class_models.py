@@ -15,7 +15,7 @@ from transformers.configuration_utils import ALLOWED_ATTN_LAYER_TYPES
 
 from energon_pack.templates.full_processor import prepare_torchvision
 from energon_pack.training.model_wrappers import configs_in
-from energon_pack.training.shrunk_config import shrink
+from energon_pack.training.shrunk_config import shrink_config
 
 prepare_torchvision()
 _TESTS = Path(__file__).parents[1] / "tests"
@@ -64,7 +64,7 @@ def small_config(one: Named) -> Any:
                 setattr(part, name, 7)
         if not one.sees and "is_decoder" in own:
             part.is_decoder = True
-    shrink(config)
+    shrink_config(config)
     _small_vocabulary(config)
     return config
 

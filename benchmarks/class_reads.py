@@ -25,7 +25,7 @@ from gpu_stalls import reads_in
 
 from energon_pack.training.masks import BOUNDARY_MARK, tower_inputs_in
 from energon_pack.training.probe_batches import probe_of_rows
-from energon_pack.training.small_model import small_model
+from energon_pack.training.small_model import build_small_model
 from energon_pack.training.tower import logits_and_gradients, tower_input_maker_of, try_tower_inputs
 
 NUM_IMAGES = 22
@@ -39,9 +39,9 @@ def row_of(one: Named, device: str) -> Row:
     try:
         config = config_of(one)
         try:
-            model = small_model(make, config, "sdpa", device=device)
+            model = build_small_model(make, config, "sdpa", device=device)
         except ValueError:  # it has no such attention
-            model = small_model(make, config, "eager", device=device)
+            model = build_small_model(make, config, "eager", device=device)
         given = [member for member in members(one, model.cpu(), True) if member.media]
         if not given:
             return {**row, "why": "its image processor gives nothing that the model takes"}

@@ -38,7 +38,7 @@ from energon_pack.training.member_encoder import Encoded
 from energon_pack.training.model_wrappers import configs_in
 from energon_pack.training.probe_batches import plain_logits
 from energon_pack.training.proof import try_masks
-from energon_pack.training.small_model import small_model
+from energon_pack.training.small_model import build_small_model
 from support.emulated_flash import emulated_flash
 
 FLASH = "flash_attention_2"
@@ -81,7 +81,7 @@ def rows_of(one: Named, attentions: Sequence[str], device: str) -> Iterator[Row]
     try:
         config = config_of(one)
         every, untried = every_layer(make, config)
-        model = small_model(make, every, "eager")
+        model = build_small_model(make, every, "eager")
         given, why = members_of(one, model)
     except Exception as error:  # foreign code
         yield from ({**about, "attention": name, "verdict": "not built", "why": said(error)} for name in attentions)
@@ -106,7 +106,7 @@ def every_layer(make: Any, config: Any) -> tuple[Any, str]:
         return config, ""
     try:
         every = with_layers(config, missing)
-        model = small_model(make, every, "eager")
+        model = build_small_model(make, every, "eager")
         with torch.no_grad():
             model(input_ids=torch.arange(20, 40)[None], use_cache=False)
     except Exception as error:  # foreign code

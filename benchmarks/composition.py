@@ -17,11 +17,11 @@ from rich.console import Console
 from rich.table import Table
 
 from energon_pack.plan.items import Items
-from energon_pack.plan.packs import PackPlan, features_of_packs, media_of_packs
+from energon_pack.plan.packs import PackPlan, features_of_packs, media_type_of_packs
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.samples.media.kinds import MEDIA_TYPES
-from energon_pack.steps.evenness import spread_of
+from energon_pack.steps.evenness import measure_cost_spread
 from energon_pack.steps.topology import Topology, reading_order
 
 NUM_RANKS, NUM_WORKERS, SHARD_PACKS = 16, 2, 512
@@ -55,8 +55,8 @@ def slices(num_packs: int) -> list[list[int]]:
 def rows(items: Items, plan: PackPlan, order: np.ndarray[Any, np.dtype[np.int64]]) -> dict[str, list[float]]:
     """For each worker the means of its packs."""
     features = features_of_packs(items, plan)
-    media = media_of_packs(items, plan)
-    tokens = plan.per_pack(items.lens)
+    media = media_type_of_packs(items, plan)
+    tokens = plan.sum_per_pack(items.lens)
     columns: dict[str, list[float]] = {}
     for mine in slices(plan.num_packs):
         packs = order[mine]
@@ -79,7 +79,7 @@ def main() -> None:
     plan = plan_packs(items, PackingConfig(max_token_len=8192))
     ours = rows(items, plan, np.arange(plan.num_packs))
     longest = np.maximum.reduceat(items.lens[plan.items], plan.starts[:-1])
-    theirs = rows(items, plan, np.lexsort((-longest, media_of_packs(items, plan))))
+    theirs = rows(items, plan, np.lexsort((-longest, media_type_of_packs(items, plan))))
 
     console = Console(width=130)
     table = Table(
@@ -100,7 +100,9 @@ def main() -> None:
         together = reading_order(plan.num_packs, Topology(size))
         for name, values in features_of_packs(items, plan).items():
             if name != "members":
-                even, chance = (spread_of(values[order].astype(np.float64), size) for order in (together, by_chance))
+                even, chance = (
+                    measure_cost_spread(values[order].astype(np.float64), size) for order in (together, by_chance)
+                )
                 said = f"{even.epoch:.4f} of a step, by chance {chance.epoch:.4f}, at least {even.bound:.4f}"
                 console.print(f"packing.topology.data_parallel={size}, max/mean of {name} {said}")
 

@@ -92,7 +92,7 @@ def read(folder: Path, num: int, ranks: int, workers: int) -> Ints:
 
 def costs_of(plan: PackPlan, items: Any) -> tuple[Any, Any]:
     """Return the costs of packs, and their trained tokens."""
-    return flops_of_packs(items, plan, cost_model_or_default(None)), plan.per_pack(items.num_supervised)
+    return flops_of_packs(items, plan, cost_model_or_default(None)), plan.sum_per_pack(items.num_supervised)
 
 
 def row(figures: dict[str, Any]) -> list[str]:

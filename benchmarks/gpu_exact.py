@@ -14,7 +14,7 @@ from energon_pack.errors import one_line
 from energon_pack.training.finding import BatchDifference, MaskTry
 from energon_pack.training.member_encoder import Encoded
 from energon_pack.training.proof import try_masks, try_small_model
-from energon_pack.training.small_model import small_model
+from energon_pack.training.small_model import build_small_model
 
 #: what is tried; flash attention has no fp32
 KINDS = (
@@ -72,7 +72,7 @@ def _in_bfloat16(make: Any, config: Any, members: Sequence[Encoded], attention: 
     """As `prove`, which takes float32 where an attention has it."""
     proof = MaskTry(make.__name__, attention, "positions")
     try:
-        model = small_model(make, config, attention).to(device, torch.bfloat16)
+        model = build_small_model(make, config, attention).to(device, torch.bfloat16)
         return replace(proof, finding=try_small_model(model, members))
     except Exception as error:  # kernels that are compiled here may not be
         return replace(proof, error=one_line(error, 300))

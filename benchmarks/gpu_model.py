@@ -14,7 +14,7 @@ from megatron.energon import stateless
 from energon_pack.config import ModelConfig, OutputConfig, Overlong, PackConfig, Rope, SourceConfig
 from energon_pack.loading.task_encoder import EncodedPack, PackedTaskEncoder, inputs_of
 from energon_pack.pack import pack
-from energon_pack.sources.demo import make_demo
+from energon_pack.sources.demo import make_demo_source_and_processor
 from energon_pack.templates.full_processor import prepare_torchvision
 from energon_pack.training.batch import PackedBatch
 
@@ -156,7 +156,7 @@ def flattened(stream: Iterator[PackedBatch], num_steps: int) -> Iterator[PackedB
 
 def demo_records(folder: Path) -> list[dict[str, Any]]:
     """The demo's messages, with the paths of their images in this folder."""
-    for tar in sorted(Path(make_demo(folder / "demo")[0]).glob("*.tar")):
+    for tar in sorted(Path(make_demo_source_and_processor(folder / "demo")[0]).glob("*.tar")):
         with tarfile.open(tar) as members:
             members.extractall(folder / "files", filter="data")
     records = {path: json.loads(path.read_bytes()) for path in sorted((folder / "files").glob("demo_*.json"))}
@@ -173,7 +173,7 @@ def sources_of(folder: Path, real: Path | None, family: str) -> tuple[list[str],
         names = [name for name in REAL_SETS if not is_text or name.startswith("text")]
         processor = real / "processors" / ("qwen2_5_text" if is_text else family)
         return [str(real / "wds" / name) for name in names], str(processor)
-    source, made = make_demo(folder / "demo")
+    source, made = make_demo_source_and_processor(folder / "demo")
     if is_text:
         texts = [json.dumps({"messages": one["messages"]}) for one in demo_records(folder) if not one["images"]]
         source = str(folder / "files" / "texts.jsonl")

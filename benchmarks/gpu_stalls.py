@@ -20,7 +20,7 @@ from timing import at_least, at_most
 from energon_pack import PackedTaskEncoder
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.guards import guard
-from energon_pack.training.host_reads import HostReads
+from energon_pack.training.host_reads import HostReadCounter
 from energon_pack.training.masks import BOUNDARY_MARK
 
 #: options of the encoder, and whether batches bring the values for the tower
@@ -103,7 +103,7 @@ def reads_in(model: Any, inputs: Mapping[str, Any], kept: Iterable[Any] = ()) ->
         kept: inputs that stay on the host.
     """
     if model.device.type != "cuda":
-        with HostReads(kept, model.device) as reads:
+        with HostReadCounter(kept, model.device) as reads:
             model(**inputs)
         return reads.reads_by_line
     torch.cuda.set_sync_debug_mode("warn")

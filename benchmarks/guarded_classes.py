@@ -30,10 +30,10 @@ from energon_pack.training import small_model as small_models
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.forward_inputs import MixingError, takes_rope_rows
 from energon_pack.training.guards import guard
-from energon_pack.training.layout import RowForm, neat
+from energon_pack.training.layout import RowForm, lay_out_neat_rows
 from energon_pack.training.member_encoder import Encoded
-from energon_pack.training.probe_batches import add_media, twin_rows
-from energon_pack.training.small_model import small_model
+from energon_pack.training.probe_batches import add_media, put_twins_in_rows
+from energon_pack.training.small_model import build_small_model
 from support.tiny import MadeEncoder
 
 TABLE = Path(__file__).parents[1] / "docs" / "tables" / "classes.csv"
@@ -52,8 +52,8 @@ def rows_of(one: Named, settings: Sequence[str], attention: str) -> Iterator[Row
         row: Row = {"name": one.name, "sees": one.sees, "attention": attention, "type": setting}
         try:
             config, _ = every_layer(make, config_of(one))
-            given, _ = members_of(one, small_model(make, config, "eager"))
-            model = as_set(small_model(make, config, attention), setting)
+            given, _ = members_of(one, build_small_model(make, config, "eager"))
+            model = as_set(build_small_model(make, config, attention), setting)
         except Exception as error:  # foreign code
             yield {**row, "verdict": "not built", "why": said(error)}
             continue
@@ -128,8 +128,10 @@ def tried(model: Any, given: list[Encoded], setting: str) -> Row:
 
 def inputs_of(model: Any, members: list[Encoded], mask: str) -> dict[str, Any]:
     """Two rows of members, or one where hybrids take one, as a model takes them."""
-    rows = twin_rows(members, mask)
-    batch = PackedBatch(neat([[one.tokens for one in row] for row in rows], RowForm(rope=takes_rope_rows(model))))
+    rows = put_twins_in_rows(members, mask)
+    batch = PackedBatch(
+        lay_out_neat_rows([[one.tokens for one in row] for row in rows], RowForm(rope=takes_rope_rows(model)))
+    )
     every = [one for row in rows for one in row]
     dtype = model.dtype
     media = [{k: v.to(dtype) if v.is_floating_point() else v for k, v in one.media.items()} for one in every]

@@ -22,13 +22,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.prepared import prepared_media, processor_arguments
+from energon_pack.samples.media.prepared import prepare_media_for_processor, processor_arguments
 from energon_pack.samples.media.read_media import probe, with_requested_settings
 from energon_pack.samples.media.streams import decode_audio, resampled_length
 from energon_pack.samples.member import SampleOptions
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.choose_rules import build_with_best_rules
-from energon_pack.templates.full_processor import full_processor
+from energon_pack.templates.full_processor import load_full_processor
 from energon_pack.templates.processor_inputs import full_processor_ids
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import MediaConfig, ModelConfig, TemplateSettings
@@ -109,7 +109,7 @@ def compared(name: str, write: Callable[[Path], Path], media: str, clips: list[t
         processor = write(Path(folder) / "processor")
         model = ModelConfig(template="auto", processor=str(processor))
         template, _ = build_with_best_rules(TemplateSettings(model, MEDIA[media]), processor)
-        full = full_processor(template.spec.processor)
+        full = load_full_processor(template.spec.processor)
         differ = refused = 0
         asked = called = 0.0
         for number, (video, data) in enumerate(clips):
@@ -136,7 +136,8 @@ def compared(name: str, write: Callable[[Path], Path], media: str, clips: list[t
                     template,
                     sample,
                     processor_arguments(
-                        template.input_rules, prepared_media(template.input_rules, template.seen(of), files)
+                        template.input_rules,
+                        prepare_media_for_processor(template.input_rules, template.seen(of), files),
                     ),
                 )
             except Exception as error:  # the class refuses the sample

@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from energon_pack.sources.demo import make_demo
+from energon_pack.sources.demo import make_demo_source_and_processor
 
 HERE = Path(__file__).resolve().parent.parent
 #: what no reader of packs should need
@@ -55,7 +55,7 @@ def imported(tree: Path, dataset: Path, door: str) -> tuple[dict[str, int], list
 
 def packed_demo(tree: Path, folder: Path) -> Path:
     """Pack the demo with a tree; return the dataset."""
-    source, processor = make_demo(folder / "made")
+    source, processor = make_demo_source_and_processor(folder / "made")
     command = [sys.executable, "-m", "energon_pack", "+model=qwen2_5_vl", f"source.path={source}"]
     command += [f"model.processor={processor}", "output.name=demo", f"output.dir={folder}"]
     environment = {**os.environ, "PYTHONPATH": str(tree)}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from energon_pack.sources.demo import make_demo
+from energon_pack.sources.demo import make_demo_source_and_processor
 
 WORDS = ("red", "green", "blue", "round", "square", "small", "large", "left", "right", "above", "below", "circle")
 
@@ -51,7 +51,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        _, processor = make_demo(folder / "demo")
+        _, processor = make_demo_source_and_processor(folder / "demo")
         source = make_source(folder / "source", arguments.lines)
         before = disk_bytes(folder / "source")
         command = [sys.executable, "-m", "energon_pack", "+model=qwen2_5_vl", f"model.processor={processor}"]

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader
 from energon_pack import LazyPackedDataset, PackedTaskEncoder, PackSampler
 from energon_pack.loading import train_arguments
 from energon_pack.online.streaming import StreamingPackedDataset
-from energon_pack.sources.demo import make_demo
+from energon_pack.sources.demo import make_demo_source_and_processor
 
 
 def lazy_batches(settings: list[str], num_workers: int) -> Iterator[Any]:
@@ -131,7 +131,7 @@ def main() -> None:
     console = Console(width=110)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        demo, processor = make_demo(folder / "demo")
+        demo, processor = make_demo_source_and_processor(folder / "demo")
         source = folder / "source"
         make_source(source)
         common = ["+model=qwen2_5_vl", f"model.processor={processor}", "executor.num_workers=1"]

@@ -45,7 +45,9 @@ class Planned:
 
     def costs(self, epoch: int) -> tuple[Any, Any]:
         plan = self.plan_of(epoch)
-        return flops_of_packs(self.items, plan, cost_model_or_default(None)), plan.per_pack(self.items.num_supervised)
+        return flops_of_packs(self.items, plan, cost_model_or_default(None)), plan.sum_per_pack(
+            self.items.num_supervised
+        )
 
 
 def waits(costs: Any, order: list[int], ranks: int) -> str:

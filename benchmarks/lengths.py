@@ -29,7 +29,7 @@ from energon_pack.plan.settings import PackingConfig
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.progress import Progress
 from energon_pack.run.workshop import Workshop
-from energon_pack.samples.raw_record import load_json
+from energon_pack.samples.raw_record import parse_sample_json
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
@@ -41,7 +41,7 @@ from energon_pack.templates.processor import load_saved_template, prepare_templa
 from energon_pack.templates.sample import Rendered, Sample
 from energon_pack.templates.settings import ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template
-from energon_pack.templates.tokens.engine import EngineError
+from energon_pack.templates.tokens.engine import TokenEngineError
 from energon_pack.templates.tokens.pieces import HOSTILE_TEXTS
 
 ENGINES = ("words", "gigatoken")
@@ -78,7 +78,7 @@ def images(real: Path, template_folder: str) -> Rows:
             for files in parts.values():
                 if done == most:
                     return
-                record = parse_record(load_json(files.pop("json")), ReadSettings())
+                record = parse_record(parse_sample_json(files.pop("json")), ReadSettings())
                 pictures = [Image.open(io.BytesIO(data)).convert("RGB") for data in files.values()]
                 content = [
                     {**m, "content": [{"type": "image"}] * len(pictures) + [{"type": "text", "text": m["content"]}]}
@@ -118,7 +118,7 @@ def rendered_texts(real: Path, template: Template) -> list[Rendered]:
             with tarfile.open(shard.path) as tar:
                 for member in tar:
                     with suppress(Skip):  # one has no answer
-                        record = parse_record(load_json(tar.extractfile(member).read()), ReadSettings())  # type: ignore[union-attr]
+                        record = parse_record(parse_sample_json(tar.extractfile(member).read()), ReadSettings())  # type: ignore[union-attr]
                         texts.append(template.render(Sample(record.messages, [], record.tools)))
     return texts
 
@@ -162,7 +162,7 @@ def texts(real: Path, template: Template) -> Rows:
     for engine in ENGINES:
         try:
             template.engine(engine)
-        except EngineError as error:
+        except TokenEngineError as error:
             rows.append((f"M2 text, {engine}", "–", str(error)[:60], "", ""))
             continue
         found = template.count(checked, engine)

@@ -36,7 +36,7 @@ from energon_pack.config import ModelConfig, OutputConfig, PackConfig, Rope, Sou
 from energon_pack.pack import pack
 from energon_pack.samples.media.image import decode_image
 from energon_pack.samples.media.prepared import PreparedMedia
-from energon_pack.sources.demo import make_demo
+from energon_pack.sources.demo import make_demo_source_and_processor
 
 NUM_IMAGES, SIDE = 3_000, 256
 
@@ -207,7 +207,7 @@ def main() -> None:
     table = Table("", "workers", "samples/s", "images/s", "CPU ms an image", "goal, holds")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        _, processor = make_demo(folder / "demo")
+        _, processor = make_demo_source_and_processor(folder / "demo")
         make_source(folder / "source")
         prepare(folder / "source", folder / "unpacked")
         packs = packed(folder / "source", folder, "packs", processor, max_members=16)

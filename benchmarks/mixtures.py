@@ -33,7 +33,7 @@ from energon_pack.order import DatasetOfOrder, read_train_members
 from energon_pack.order import main as order
 from energon_pack.plan.epoch_draws import apply_epochs_and_mixture, mixture_figures
 from energon_pack.plan.items import Lengths
-from energon_pack.plan.packs import flops_of_packs, packs_of_sizes
+from energon_pack.plan.packs import flops_of_packs, plan_packs_of_sizes
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.run.bounded_memory import Scratch
@@ -103,9 +103,9 @@ class Packs:
         pairs = zip(parts.items(), manifests, strict=True)
         found = [DatasetOfOrder(name, DatasetFolder(path), str(path), manifest) for (name, path), manifest in pairs]
         items, sizes, of_pack = read_train_members(found)
-        packs = packs_of_sizes(sizes)
+        packs = plan_packs_of_sizes(sizes)
         costs = flops_of_packs(items, packs, CostModel.from_json(manifests[0]["cost"]))
-        self.costs = costs, packs.per_pack(items.num_supervised)
+        self.costs = costs, packs.sum_per_pack(items.num_supervised)
         rows = [row for part in found for row in self._rows(part, not by_entry)]
         keys = list(dict.fromkeys((folder, key) for folder, key, _ in rows))
         self.number = {key: number for number, key in enumerate(keys)}

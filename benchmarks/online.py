@@ -28,7 +28,7 @@ from energon_pack.online.samples import Samples
 from energon_pack.online.stream_setup import prepare_stream
 from energon_pack.plan.items import Items
 from energon_pack.plan.plan import plan_packs
-from energon_pack.plan.pool import Pool, costs_of_sample
+from energon_pack.plan.pool import WaitingPool, costs_of_sample
 from energon_pack.plan.sample_measures import SampleMeasurer, SampleMeasures
 from energon_pack.plan.settings import CAPPED_COLUMNS, GroupBy, PackingConfig
 from energon_pack.samples.media.kinds import MEDIA_TYPES
@@ -103,11 +103,11 @@ def in_order(items: Items, packing: PackingConfig) -> list[Costed]:
 
 def streaming(samples: Iterable[Costed], packing: PackingConfig, buffer_size: int) -> tuple[int, int, int]:
     """Packs, samples in them, and the longest wait."""
-    pool = Pool(packing, buffer_size)
+    pool = WaitingPool(packing, buffer_size)
     num = 0
     for number, (costs, group) in enumerate(samples):
         pool.add(number, costs, group)
-        while not pool.num_to_add:
+        while not pool.num_samples_to_add:
             num += len(pool.take())
     pool.plan_rest()
     while len(pool):

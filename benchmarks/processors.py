@@ -31,7 +31,7 @@ from energon_pack.templates.choose_rules import build_with_best_rules
 from energon_pack.templates.identity import UNEVEN_VIDEOS
 from energon_pack.templates.settings import ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template
-from energon_pack.templates.trial import Trial
+from energon_pack.templates.trial import ProcessorTrial
 
 #: the media of each sample: 200 images, 24 clips, some of them beside one of another length, and both
 LISTS: list[tuple[str, ...]] = [
@@ -92,7 +92,7 @@ def row_of(one: Found, lists: Sequence[Sequence[str]]) -> Row:
             return {**row, "refused": str(error).replace(str(folder), one.name)}
         row |= {"template": choice.template, "left_out": choice.left_out}
         row["tried"] = {tried.template: tried.why_not.replace(str(folder), one.name) for tried in choice.tried}
-        trial = Trial(_SEED, lists)
+        trial = ProcessorTrial(_SEED, lists)
         row["ms"] = {kind: _milliseconds(template, trial, kind) for kind in one.kinds if kind in template.media_tokens}
         for kind, outcome in trial.outcomes(template).items():
             if kind in choice.left_out:
@@ -103,7 +103,7 @@ def row_of(one: Found, lists: Sequence[Sequence[str]]) -> Row:
     return {**row, "seconds": round(time.perf_counter() - start, 1)}
 
 
-def _milliseconds(template: Template, trial: Trial, kind: str) -> float | None:
+def _milliseconds(template: Template, trial: ProcessorTrial, kind: str) -> float | None:
     """The median for a sample with one medium of a size that was not asked for before."""
     taken = []
     for one in trial.samples:

@@ -28,7 +28,7 @@ from timing import at_most, cpu_and_wall_seconds
 from energon_pack import PackedTaskEncoder
 from energon_pack.config import MediaIn, ModelConfig, OutputConfig, PackConfig, Rope, SourceConfig
 from energon_pack.pack import pack
-from energon_pack.sources.demo import make_demo
+from energon_pack.sources.demo import make_demo_source_and_processor
 from energon_pack.training.batch import VisualInputs
 
 NUM_IMAGES, NUM_SHARDS, TIMES = 4_000, 8, 3
@@ -129,7 +129,7 @@ def main() -> None:
         source = given.source or str(folder / "source")
         if given.source is None:
             make_source(folder / "source")
-        processor = given.processor or make_demo(folder / "demo")[1]
+        processor = given.processor or make_demo_source_and_processor(folder / "demo")[1]
         compare(source, processor, folder / "out", given.max_token_len)
 
 

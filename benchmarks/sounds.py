@@ -35,7 +35,7 @@ from energon_pack.samples.media.read_media import probe
 from energon_pack.samples.media.streams import decode_audio, resampled_length
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.choose_rules import build_with_best_rules
-from energon_pack.templates.full_processor import full_processor
+from energon_pack.templates.full_processor import load_full_processor
 from energon_pack.templates.processor_inputs import full_processor_ids
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import ModelConfig, TemplateSettings
@@ -173,7 +173,7 @@ def compared(name: str, write: Callable[[Path], Path], sounds: list[tuple[Media,
         template, _ = build_with_best_rules(
             TemplateSettings(ModelConfig(template="auto", processor=str(processor))), processor
         )
-        full, by = full_processor(template.spec.processor), template.spec.family
+        full, by = load_full_processor(template.spec.processor), template.spec.family
         differ = refused = 0
         asked = called = 0.0
         for found, _, data in sounds:

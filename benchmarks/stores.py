@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from timing import at_most, cpu_seconds
 
 from energon_pack.dataset.files import PlanRow
-from energon_pack.sources.demo import make_demo
+from energon_pack.sources.demo import make_demo_source_and_processor
 from energon_pack.sources.source_file import rows_of
 from support.samples import chat, noise, write_tar
 from support.stores import WHO, Bucket, Seen, store_server
@@ -131,7 +131,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary, store_server() as proxy:
         folder = Path(temporary)
         os.environ.update(WHO, AWS_ENDPOINT_URL=proxy.url, MSC_CONFIG=f"{folder}/none.yaml")
-        processor = arguments.processor or Path(make_demo(folder / "demo")[1])
+        processor = arguments.processor or Path(make_demo_source_and_processor(folder / "demo")[1])
         few, source = make_source(folder / "few", 15), arguments.source or make_source(folder / "s", arguments.samples)
         size = sum(path.stat().st_size for path in source.rglob("*.tar")) / 1e6
         bucket = Bucket("bench", proxy)

@@ -27,7 +27,7 @@ from PIL import Image
 from tables import SCHEMA
 from whole import WORDS, add_sample
 
-from energon_pack.sources.demo import make_demo
+from energon_pack.sources.demo import make_demo_source_and_processor
 
 
 def pictures(number: int = 200) -> list[bytes]:
@@ -101,7 +101,7 @@ def run_once(source: Path, processor: str) -> None:
 def compare(num_rows: int, num_rounds: int, texts: bool) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder, images = Path(temporary), pictures()
-        processor = make_demo(folder / "demo")[1]
+        processor = make_demo_source_and_processor(folder / "demo")[1]
         sources: dict[str, tuple[Path, int]] = {}
         if texts:
             for number in (num_rows // 10, num_rows):

@@ -23,9 +23,9 @@ from torch import Tensor
 
 from energon_pack.templates.full_processor import prepare_torchvision
 from energon_pack.training.batch import PackedBatch, weighted_loss
-from energon_pack.training.layout import IGNORE, Member, RowForm, neat
+from energon_pack.training.layout import IGNORE, Member, RowForm, lay_out_neat_rows
 from energon_pack.training.tree_inputs import use_tree_attention
-from energon_pack.training.tree_rows import neat_trees
+from energon_pack.training.tree_rows import lay_out_neat_trees
 
 prepare_torchvision()
 #: tokens of the root, tokens of a branch, branches; the first one has a goal
@@ -87,8 +87,11 @@ def step(model: Any, batches: Sequence[PackedBatch], total: Tensor) -> float:
 def ways(members: Sequence[Member], device: torch.device) -> dict[str, Callable[[], float]]:
     """The steps, by what they are."""
     form = RowForm(weights="token")
-    alone = [PackedBatch(neat([[member]], form)).to(device) for member in members]
-    pack, tree = PackedBatch(neat([members], form)).to(device), PackedBatch(neat_trees([members], form)).to(device)
+    alone = [PackedBatch(lay_out_neat_rows([[member]], form)).to(device) for member in members]
+    pack, tree = (
+        PackedBatch(lay_out_neat_rows([members], form)).to(device),
+        PackedBatch(lay_out_neat_trees([members], form)).to(device),
+    )
     plain = model_of(plain_attention(device), device)
     masked, gathered = model_of("sdpa", device), model_of("tree", device)
     total = torch.stack([batch["loss_weight"].sum() for batch in alone]).sum()

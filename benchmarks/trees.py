@@ -13,11 +13,11 @@ from timing import cpu_seconds
 
 from energon_pack.plan.items import AnyInts, Items
 from energon_pack.plan.plan import plan_packs
-from energon_pack.plan.settings import GroupBy, PackingConfig, Share
-from energon_pack.plan.trees import Beginnings, Trees, trees_of, with_own_counts
+from energon_pack.plan.settings import GroupBy, PackingConfig, SharedBeginnings
+from energon_pack.plan.trees import Beginnings, PrefixTrees, group_items_into_trees, subtract_shared_counts
 from energon_pack.run.seeded_random import mix_bits_in_place
 
-PACKING = PackingConfig(max_token_len=8192, share=Share.prefix, group_by=GroupBy.none)
+PACKING = PackingConfig(max_token_len=8192, share=SharedBeginnings.prefix, group_by=GroupBy.none)
 
 
 def samples(num: int, share: float) -> tuple[Items, Beginnings]:
@@ -54,15 +54,15 @@ def samples(num: int, share: float) -> tuple[Items, Beginnings]:
     return items, Beginnings(item, key, key.copy(), ~is_end, counts)
 
 
-def planned(items: Items, found: Beginnings) -> tuple[Items, Trees]:
+def planned(items: Items, found: Beginnings) -> tuple[Items, PrefixTrees]:
     """Find trees and plan them, as a run does."""
-    trees = trees_of(found, items, PACKING, np.zeros(len(items), np.int64))
-    own = with_own_counts(items, trees.shared)
+    trees = group_items_into_trees(found, items, PACKING, np.zeros(len(items), np.int64))
+    own = subtract_shared_counts(items, trees.shared)
     plan_packs(own, PACKING, trees=trees)
     return own, trees
 
 
-def packs(items: Items, trees: Trees) -> tuple[int, AnyInts]:
+def packs(items: Items, trees: PrefixTrees) -> tuple[int, AnyInts]:
     """Return the packs of a plan, and the tokens of its trees."""
     lens = trees.as_items(items).lens
     return plan_packs(items, PACKING, trees=trees).num_packs, lens
@@ -73,7 +73,7 @@ def main() -> None:
     num = int(float(sys.argv[1])) if len(sys.argv) > 1 else 1_000_000
     for share in (0.0, 0.1, 0.5, 0.9):
         items, found = samples(num, share)
-        alone = replace(PACKING, share=Share.none)
+        alone = replace(PACKING, share=SharedBeginnings.none)
         without = cpu_seconds(lambda: plan_packs(items, alone))  # noqa: B023
         taken = cpu_seconds(lambda: planned(items, found))  # noqa: B023
         own, trees = planned(items, found)

@@ -26,7 +26,7 @@ from rich.table import Table
 from timing import cpu_seconds
 from whole import make_tars, pictures
 
-from energon_pack.sources.demo import make_demo
+from energon_pack.sources.demo import make_demo_source_and_processor
 
 HERE = Path(__file__).resolve().parent.parent
 FEW, MANY, SOME_TEXTS, TEXTS = 1_000, 8_000, 600, 3_000  # samples
@@ -138,7 +138,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        _, processor = make_demo(folder / "demo")
+        _, processor = make_demo_source_and_processor(folder / "demo")
         images, data = pictures(), folder / "data"
         data.mkdir()
         for name, number in (("few", FEW), ("many", MANY)):

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from timing import at_least, at_most, cpu_seconds
 
-from energon_pack.sources.demo import make_demo
+from energon_pack.sources.demo import make_demo_source_and_processor
 
 NUM_PICTURES = 40
 WORDS = "the of a picture shows house tree with under sky people and red".split()  # noqa: SIM905
@@ -79,7 +79,7 @@ def main() -> None:
     table = Table("what", "measured", "beside", "goal, holds", box=None, pad_edge=False)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        _, processor = make_demo(folder / "demo")
+        _, processor = make_demo_source_and_processor(folder / "demo")
         images = pictures()
         small = make_tars(folder / "small", 1, 10, images)
         first = seconds(small, folder / "out", processor)

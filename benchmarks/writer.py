@@ -37,18 +37,18 @@ from energon_pack.dataset.files import PLAN_SCHEMA
 from energon_pack.dataset.shards import ShardJob, WrittenShard, write_shard
 from energon_pack.lengths.kept_tokens import TokenWriter
 from energon_pack.run.executors.local import LocalExecutor
-from energon_pack.run.untrusted_input import dataclass_from_plain
+from energon_pack.run.untrusted_input import dataclass_from_dict
 from energon_pack.samples.flavors import DEFAULT_FLAVOR
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.sample import MediaPart
 from energon_pack.samples.settings import ReadSettings
-from energon_pack.sources.demo import make_demo
-from energon_pack.sources.reader import Reader
+from energon_pack.sources.demo import make_demo_source_and_processor
+from energon_pack.sources.reader import SourceReader
 from energon_pack.sources.sample import read_sample
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.source_file import IndexRow, rows_of
 from energon_pack.sources.source_path import find_source
-from energon_pack.templates.models import read_model_node
+from energon_pack.templates.models import read_model_config
 from energon_pack.templates.processor import load_saved_template, prepare_template
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import ModelConfig, TemplateSettings
@@ -78,8 +78,8 @@ def make_source(folder: Path) -> None:
 
 def make_template(folder: Path) -> str:
     """Return a folder with the template of the demo's processor."""
-    _, processor = make_demo(folder / "demo")
-    model = dataclass_from_plain(ModelConfig, {**read_model_node("qwen2_5_vl"), "processor": str(processor)})
+    _, processor = make_demo_source_and_processor(folder / "demo")
+    model = dataclass_from_dict(ModelConfig, {**read_model_config("qwen2_5_vl"), "processor": str(processor)})
     return prepare_template(TemplateSettings(model), folder / "cache")
 
 
@@ -91,7 +91,7 @@ def make_plan(source: Path, path: Path, template: str) -> int:
     (tokens,) = load_saved_template(template).member_tokens([Sample([*TURNS], [Media("image", 448, 448)])])
     counts = {"token_len": len(tokens), "num_supervised": tokens.num_supervised, "num_visual_tokens": 256}
     keeping = TokenWriter()
-    with Reader() as reader:
+    with SourceReader() as reader:
         for shard in find_source(SourceConfig(), str(source)).shards:
             for sample in rows_of(shard.index(), IndexRow):
                 read = read_sample(reader, shard, sample, ReadSettings())
@@ -223,7 +223,7 @@ def largest_process(arguments: list[str]) -> int:
 
 def memory(folder: Path, table: Table) -> None:
     """W3: a whole run over tiny samples, `measure.verify` (which loads torch) off."""
-    _, processor = make_demo(folder / "demo")
+    _, processor = make_demo_source_and_processor(folder / "demo")
     for num in (10_000, 1_000_000):
         source = folder / f"tiny{num}"
         source.mkdir()

@@ -70,18 +70,20 @@ def _boundary_metadata(documents: Tensor, lengths: Sequence[Sequence[int]]) -> d
     }
 
 
-def thd_inputs(batch: PackedBatch) -> dict[str, Any]:
+def build_thd_text_inputs(batch: PackedBatch) -> dict[str, Any]:
     """Return the text inputs of a `thd` batch; Automodel itself makes one row and the boundaries from the lengths."""
     inputs = {name: batch[name] for name in ("input_ids", "labels", "position_ids")}
     lengths = {name: batch[name].long()[None] for name in ("seq_lens", "seq_lens_padded")}
     return {**inputs, **lengths, "qkv_format": "thd"}
 
 
-def media_inputs(batch: PackedBatch, pixels: str | None, num_rows: int) -> dict[str, Tensor]:
-    """Return media inputs, pixels as dtype `pixels` (None: unchanged), and the images and videos of each row."""
+def build_media_inputs(batch: PackedBatch, pixel_dtype: str | None, num_rows: int) -> dict[str, Tensor]:
+    """Return media inputs, pixels as dtype `pixel_dtype` (None: unchanged), and the images and videos of each row."""
     inputs: dict[str, Tensor] = {name: batch[name] for name in batch["media_keys"]}
-    if pixels is not None:
-        inputs |= {name: value.to(getattr(torch, pixels)) for name, value in inputs.items() if "pixel_values" in name}
+    if pixel_dtype is not None:
+        inputs |= {
+            name: value.to(getattr(torch, pixel_dtype)) for name, value in inputs.items() if "pixel_values" in name
+        }
     counts = {name: batch[name].view(num_rows, -1).sum(1) for name in ("n_images_per_sample", "n_videos_per_sample")}
     return inputs | {name: count for name, count in counts.items() if count.any()}
 
@@ -194,11 +196,11 @@ def collate(rows: Sequence[PackRow], processor: Any = None) -> dict[str, Any]:
     encoder = dataset.packs.encoder
     batch = encoder.batch([row.pack for row in rows])
     if dataset.mask is None:
-        text = thd_inputs(batch)
+        text = build_thd_text_inputs(batch)
     else:
         lengths = [[len(member.tokens) for member in row.pack.members] for row in rows]
         text = neat_inputs(batch, lengths, dataset.mask, dataset.metadata)
-    return {**text, **media_inputs(batch, dataset.pixels, len(rows))}
+    return {**text, **build_media_inputs(batch, dataset.pixels, len(rows))}
 
 
 def check_automodel(recipe: Any) -> None:

@@ -25,23 +25,23 @@ from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
 from energon_pack.config import ExecutorKind, ModelConfig, PackConfig, SourceConfig, conf_dir, plain
-from energon_pack.config.compose import hydra_error_line, load_plugins, parsed_arguments
+from energon_pack.config.compose import hydra_error_line, load_hydra_plugins, parse_command_line
 from energon_pack.config.naming import is_in_name_hash, output_name, sweeps_folder
 from energon_pack.config.validate import to_config
 from energon_pack.errors import PackError, refuse_password
-from energon_pack.report.sweep_folder import SweepJobFile, forget_sweep, sweep_folder
+from energon_pack.report.sweep_folder import SweepJobFile, remove_sweep_from_environment, sweep_folder
 from energon_pack.run.command import (
     EXIT_CODES,
     EXIT_INTERRUPTED,
     TOOLS,
     end_process,
     exit_after_closed_pipe,
-    exit_code_lines,
-    prepare_process,
-    tool_lines,
+    exit_code_help_lines,
+    prepare_tool_process,
+    tool_help_lines,
 )
-from energon_pack.run.console import print_error, printed_together, say
-from energon_pack.templates.models import packaged_models, read_model_node
+from energon_pack.run.console import hold_output_under_title, print_error, say
+from energon_pack.templates.models import packaged_models, read_model_config
 from energon_pack.version import VERSION
 
 #: the environment variable with the keys of a sweep, for its jobs, wherever a launcher runs them
@@ -89,7 +89,7 @@ def _run_job(composed: DictConfig, refusals: _Refusals) -> float:
         )
         if sweep and (first := sweep.claim_or_find_same_job(*_place_and_settings(config))) is not None:
             say(f"job {HydraConfig.get().job.num}: the same as job {first}")
-            return _objective(config, sweep.read_figures_of(first))
+            return _objective(config, sweep.read_figures_of_job(first))
         figures = _pack(config, sweep, refusals.is_first_process)
         return _objective(config, figures) if sweep else math.nan
     except BrokenPipeError:
@@ -125,7 +125,7 @@ def _pack(config: PackConfig, sweep: SweepJobFile | None, is_here: bool) -> Mapp
     elif is_here:
         figures = pack(config)
     else:
-        with printed_together(job := _job_name()):
+        with hold_output_under_title(job := _job_name()):
             figures = pack(config, job)
     if sweep:
         sweep.write_success(OutputPlace.of(config).page, figures, config.packing.max_dropped_tokens)
@@ -143,9 +143,9 @@ def _place_and_settings(config: PackConfig) -> tuple[str, str]:
 
 def _submit_to_slurm(config: PackConfig) -> dict[str, Any]:
     """Have Slurm do the run; return its results."""
-    from energon_pack.stages.chain import run_chain
+    from energon_pack.stages.chain import run_stages_as_slurm_jobs
 
-    options = parsed_arguments()
+    options = parse_command_line()
     command = [sys.executable, "-m", "energon_pack"]
     for name in ("config_path", "config_dir", "config_name"):
         if value := getattr(options, name):
@@ -156,7 +156,7 @@ def _submit_to_slurm(config: PackConfig) -> dict[str, Any]:
     command.append(f"output.name={config.output.name}")  # a sweep's job has a longer name than its settings give
     for name, value in config.executor.for_slurm_task().items():
         command.append(f"executor.{name}={getattr(value, 'value', json.dumps(value))}")
-    return run_chain(config, command)
+    return run_stages_as_slurm_jobs(config, command)
 
 
 def main() -> NoReturn:
@@ -177,16 +177,16 @@ def main() -> NoReturn:
     if sys.argv[1:2] in (["--help"], ["-h"]) and sys.argv[2:]:
         _print_setting_help(sys.argv[2:])
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in _MULTIRUN)  # argparse wants these first
-    prepare_process()
-    forget_sweep()
-    load_plugins(sys.argv)
+    prepare_tool_process()
+    remove_sweep_from_environment()
+    load_hydra_plugins(sys.argv)
     is_interrupted = False
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, instead of printing several lines and exiting
     try:
         _refuse_dashes(sys.argv[1:])
         for word in sys.argv[1:]:
             refuse_password("", word)  # Hydra writes its arguments into the folder of a sweep
-        os.environ[_SWEPT_KEYS_VARIABLE] = " ".join(_swept_keys(parsed_arguments().overrides))
+        os.environ[_SWEPT_KEYS_VARIABLE] = " ".join(_swept_keys(parse_command_line().overrides))
         run()
     except PackError as error:  # a job in another process raised it
         refusals.add(error)
@@ -236,15 +236,15 @@ def _sweep_job() -> SweepJobFile | None:
 def _end_sweep() -> None:
     """Write the page and print the table of the sweep that ran, if one did."""
     if (folder := sweep_folder()) is not None:
-        from energon_pack.report.sweep_page import write_sweep
+        from energon_pack.report.sweep_page import write_sweep_page_and_json
 
-        write_sweep(folder)
+        write_sweep_page_and_json(folder)
 
 
 def _end_of_help() -> str:
     """Return the end of `--help`: the other programs, and the exit codes."""
     tools = "each with a page of its own (--help); energon-pack NAME runs the same"
-    return "\n".join([f"Beside it, {tools}:", *tool_lines(), "", "Exit codes:", *exit_code_lines(EXIT_CODES)])
+    return "\n".join([f"Beside it, {tools}:", *tool_help_lines(), "", "Exit codes:", *exit_code_help_lines(EXIT_CODES)])
 
 
 def _refuse_dashes(words: Sequence[str]) -> None:
@@ -275,7 +275,7 @@ def _default_config(ours: DictConfig) -> PackConfig:
     with flag_override(composed, ["readonly", "struct"], False):
         composed.pop("hydra", None)
         if ours.model.name in packaged_models():  # a user's own YAML may build upon this one, and keep its name
-            composed.model = OmegaConf.merge(OmegaConf.structured(ModelConfig), read_model_node(ours.model.name))
+            composed.model = OmegaConf.merge(OmegaConf.structured(ModelConfig), read_model_config(ours.model.name))
         elif "model" not in about.runtime.choices:  # a user's own config has its values
             composed.model = ours.model
     return to_config(composed)

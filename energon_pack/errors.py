@@ -17,7 +17,7 @@ class PackError(ValueError):
     exit_code = 1
 
     def __init__(self, *texts: str):
-        super().__init__(*(printable(without_passwords(text), but="\n") for text in texts))
+        super().__init__(*(escape_unprintable(hide_passwords_in_text(text), allowed="\n") for text in texts))
 
 
 class SamplesLost(PackError):
@@ -60,7 +60,7 @@ def format_bytes(num_bytes: float) -> str:
     return f"{num_bytes:.0f} bytes"
 
 
-def without_passwords(text: str) -> str:
+def hide_passwords_in_text(text: str) -> str:
     """Replace `user:password@` in each address of a text by `***@`."""
     return _NAME_AND_PASSWORD.sub("***", text)
 
@@ -90,8 +90,8 @@ def amount(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
-def printable(text: str, but: str = "") -> str:
-    """Escape the characters that a terminal would obey, or not show as they are, except those in `but`."""
+def escape_unprintable(text: str, allowed: str = "") -> str:
+    """Escape the characters that a terminal would obey, or not show as they are, except those in `allowed`."""
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() or c in but else c.encode("unicode_escape").decode() for c in text)
+    return "".join(c if c.isprintable() or c in allowed else c.encode("unicode_escape").decode() for c in text)

@@ -19,10 +19,10 @@ from energon_pack.errors import PackError
 from energon_pack.plan.splits import SPLITS
 from energon_pack.report.pages.html import Rows, print_table
 from energon_pack.run import stores
-from energon_pack.run.address import is_address, place_of
-from energon_pack.run.command import positive_int, run_tool, tool_parser
+from energon_pack.run.address import find_profile_and_key, is_address
+from energon_pack.run.command import make_tool_parser, positive_int, run_tool
 from energon_pack.run.console import say
-from energon_pack.run.files import META_FOLDER, write_whole
+from energon_pack.run.files import META_FOLDER, write_atomically
 from energon_pack.run.stores.requests import StoreError
 from energon_pack.run.untrusted_input import parse_yaml
 from energon_pack.sources.storage import absolute, folder_of, is_file, real_path
@@ -50,11 +50,11 @@ class BlendEntry:
         return float(self.counts[split][weight_by]) if self.given_weight is None else self.given_weight
 
 
-def read_blend_entry(text: str) -> BlendEntry:
+def read_blend_entry(dir_and_weight: str) -> BlendEntry:
     """Parse `DIR` or `DIR=WEIGHT`, and read that dataset's metadata; DIR is a folder or an address."""
-    path, equals, weight_text = text.rpartition("=")
-    if not equals or DatasetFolder(text).has_files:
-        path, weight_text = text, ""
+    path, equals, weight_text = dir_and_weight.rpartition("=")
+    if not equals or DatasetFolder(dir_and_weight).has_files:
+        path, weight_text = dir_and_weight, ""
     folder = DatasetFolder(real_path(absolute(os.path.expanduser(path))))
     if is_file(folder.path):
         raise PackError(f"{path} is a file: name the packed datasets themselves, their folders")
@@ -69,21 +69,21 @@ def read_blend_entry(text: str) -> BlendEntry:
     try:
         weight = float(weight_text) if weight_text else None
     except ValueError:
-        raise PackError(f"{text}: the weight {weight_text!r} is no number") from None
+        raise PackError(f"{dir_and_weight}: the weight {weight_text!r} is no number") from None
     if weight is not None and not 0 < weight < float("inf"):
-        raise PackError(f"{text}: the weight {weight:g} is not more than 0")
+        raise PackError(f"{dir_and_weight}: the weight {weight:g} is not more than 0")
     return BlendEntry(folder, manifest, counts, weight)
 
 
-def read_subflavor(text: str) -> tuple[str, Any]:
+def parse_subflavor(key_and_value: str) -> tuple[str, Any]:
     """Parse `KEY=VALUE` of the command line; return the key and the value.
 
     true, false, null and numbers mean the same as in JSON and YAML 1.2. Quotes make text of them. Any other value is
     text.
     """
-    key, equals, value = text.partition("=")
+    key, equals, value = key_and_value.partition("=")
     if not key or not equals:
-        raise PackError(f"--subflavors {text}: KEY=VALUE each")
+        raise PackError(f"--subflavors {key_and_value}: KEY=VALUE each")
     try:
         read = json.loads(value.lower() if value.lower() in ("true", "false", "null") else value)
     except ValueError:
@@ -153,7 +153,7 @@ def relative_path(folder: DatasetFolder, start: str) -> str:
 
 def _store_and_path(path: str) -> tuple[str, str]:
     """Split an address into its store and its absolute path there; the store of a local path is empty."""
-    profile, key = place_of(path) if is_address(path) else ("", path)
+    profile, key = find_profile_and_key(path) if is_address(path) else ("", path)
     return profile, f"/{key}"
 
 
@@ -167,7 +167,7 @@ def _write_file(out: str, data: bytes) -> None:
         stores.put(out, data)
         return
     Path(out).parent.mkdir(parents=True, exist_ok=True)
-    write_whole(Path(out), data)
+    write_atomically(Path(out), data)
 
 
 class _EnergonDumper(yaml.SafeDumper):
@@ -222,7 +222,7 @@ def _shard_names(entry: BlendEntry, split: str) -> list[str]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    tool = tool_parser(
+    tool = make_tool_parser(
         "metadataset",
         "OUT.yaml DIR[=WEIGHT]...",
         "Write an Energon Metadataset that blends packed datasets, and say how often each comes in training.",
@@ -259,7 +259,7 @@ def main(arguments: list[str] | None = None) -> int:
     if is_file(out) and not options.overwrite:
         raise PackError(f"{out} exists; --overwrite replaces it")
     entries = [read_blend_entry(text) for text in options.datasets]
-    subflavors = dict(map(read_subflavor, options.subflavors))
+    subflavors = dict(map(parse_subflavor, options.subflavors))
     value = metadataset_of(entries, out, options.weight, subflavors, options.config, options.relative)
     _write_file(out, energon_yaml(value))
     print_entries(entries, options.weight, options.batch_size, options.steps)

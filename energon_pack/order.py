@@ -29,22 +29,22 @@ import pyarrow as pa
 
 from energon_pack.dataset.energon import write_energon_files
 from energon_pack.dataset.files import PlanFile
-from energon_pack.dataset.folder import DatasetFolder, datasets_of_order, manifest_digest
-from energon_pack.dataset.manifest import MANIFEST, ORDER_FILE, longest_manifest
-from energon_pack.dataset.plan_file import items_from_table, num_members, read_counted_columns
+from energon_pack.dataset.folder import DatasetFolder, dataset_paths_of_order_folder, manifest_digest
+from energon_pack.dataset.manifest import MANIFEST, ORDER_FILE, select_manifest_with_longest_packs
+from energon_pack.dataset.plan_file import items_from_table, num_members, read_columns_for_items
 from energon_pack.dataset.shards import WrittenShard
 from energon_pack.errors import PackError, amount
 from energon_pack.metadataset import BlendEntry, read_blend_entry, refuse_incompatible, relative_path
-from energon_pack.plan.epoch_draws import MANY_EPOCHS, EntryShare, shares_of
+from energon_pack.plan.epoch_draws import MANY_EPOCHS, EntryShare, compute_entry_shares
 from energon_pack.plan.existing_packs import num_draws_by_pass, order_existing_packs
 from energon_pack.plan.items import Items
-from energon_pack.plan.packs import PackPlan, flops_of_packs, packs_of_sizes
+from energon_pack.plan.packs import PackPlan, flops_of_packs, plan_packs_of_sizes
 from energon_pack.plan.report import STEP_COSTS
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.plan.splits import SPLITS
-from energon_pack.run.command import local_path, positive_int, run_tool, tool_parser
+from energon_pack.run.command import make_tool_parser, positive_int, require_local_path, run_tool
 from energon_pack.run.console import say
-from energon_pack.run.files import META_FOLDER, write_whole
+from energon_pack.run.files import META_FOLDER, write_atomically
 from energon_pack.run.seeded_random import Ints
 from energon_pack.run.untrusted_input import parse_yaml
 from energon_pack.samples.flavors import packed_flavor_or_default
@@ -86,7 +86,7 @@ def read_train_members(parts: Sequence[DatasetOfOrder]) -> tuple[Items, Ints, In
     tables, sizes, of_pack, of_member = [], list[Ints](), list[Ints](), list[Ints]()
     for number, part in enumerate(parts):
         plan = PlanFile(part.folder)
-        by_shard = {table["output_shard"][0].as_py(): table for table in read_counted_columns(plan, "output_shard")}
+        by_shard = {table["output_shard"][0].as_py(): table for table in read_columns_for_items(plan, "output_shard")}
         counts = part.shard_counts()
         for shard in part.split_parts()["train"]:
             table = by_shard.get(shard)
@@ -137,7 +137,7 @@ def _write_order_files(
         for counts in [part.shard_counts()]
         for name in part.split_parts()[split]
     ]
-    longest = longest_manifest(part.manifest for part in parts)
+    longest = select_manifest_with_longest_packs(part.manifest for part in parts)
     write_energon_files(folder, shards, packed_flavor_or_default(longest["flavor"]), "typed")
     data = io.BytesIO()
     np.save(data, order)
@@ -152,8 +152,8 @@ def _write_order_files(
         "parts": [{"name": part.name, "path": part.path, "digest": manifest_digest(part.folder)} for part in parts],
         "order": hashlib.sha256(data.getvalue()).hexdigest()[:16],
     }
-    write_whole(folder / META_FOLDER / ORDER_FILE, data.getvalue())
-    write_whole(folder / META_FOLDER / MANIFEST, json.dumps(manifest, indent=2, sort_keys=True).encode())
+    write_atomically(folder / META_FOLDER / ORDER_FILE, data.getvalue())
+    write_atomically(folder / META_FOLDER / MANIFEST, json.dumps(manifest, indent=2, sort_keys=True).encode())
 
 
 def _sum_splits(parts: Sequence[DatasetOfOrder]) -> dict[str, dict[str, int]]:
@@ -167,35 +167,40 @@ def _sum_splits(parts: Sequence[DatasetOfOrder]) -> dict[str, dict[str, int]]:
     return sums
 
 
-def write_order(
-    entries: list[BlendEntry], out: str, topology: Topology, num_epochs: int = 1, seed: int = 0, relative: bool = False
+def write_pack_order(
+    entries: list[BlendEntry],
+    out_folder: str,
+    topology: Topology,
+    num_epochs: int = 1,
+    seed: int = 0,
+    relative: bool = False,
 ) -> None:
     """Write one order over the packs of several datasets, and print each dataset's share and how even steps are.
 
     Args:
-        out: the folder to write.
+        out_folder: the folder to write.
         topology: the ranks, workers and packs in a step for which steps are made even.
         num_epochs: how many epochs the order holds, each drawn anew.
-        relative: write the datasets' paths relative to `out`.
+        relative: write the datasets' paths relative to `out_folder`.
     """
     _refuse_incompatible(entries)
-    parts = _datasets_of_order(entries, out if relative else None)
+    parts = _datasets_of_order(entries, out_folder if relative else None)
     items, sizes, entry_of = read_train_members(parts)
-    packs, cost = packs_of_sizes(sizes), CostModel.from_json(entries[0].manifest["cost"])
-    trained = packs.per_pack(items.num_supervised)
+    packs, cost = plan_packs_of_sizes(sizes), CostModel.from_json(entries[0].manifest["cost"])
+    trained = packs.sum_per_pack(items.num_supervised)
     asked = [
         Asked(part.name, part.path, entry.given_weight, 1.0 if entry.given_weight is None else None)
         for part, entry in zip(parts, entries, strict=True)
     ]
-    shares = shares_of(asked, entry_of, trained)
+    shares = compute_entry_shares(asked, entry_of, trained)
     times = [share.epochs for share in shares]
     counts = num_draws_by_pass(times, entry_of, trained, topology.unit_size, seed, num_epochs)
     order = order_existing_packs(items, packs, counts, PackingConfig(topology=topology), seed, cost)
-    _write_order_folder(Path(out), parts, order, asdict(topology), len(counts))
+    _write_order_folder(Path(out_folder), parts, order, asdict(topology), len(counts))
     _print_shares(shares, np.bincount(entry_of[order], trained[order], len(parts)))
-    if topology.has_steps:
+    if topology.has_several_packs_per_step:
         _print_step_evenness(items, packs, order, topology, cost)
-    say(f"written: {out}, an order of {amount(len(order), 'pack')} of {amount(len(parts), 'dataset')}")
+    say(f"written: {out_folder}, an order of {amount(len(order), 'pack')} of {amount(len(parts), 'dataset')}")
 
 
 def _refuse_incompatible(entries: list[BlendEntry]) -> None:
@@ -237,7 +242,7 @@ def _print_shares(shares: list[EntryShare], tokens: np.ndarray) -> None:
 
 
 def _print_step_evenness(items: Items, packs: PackPlan, order: Ints, topology: Topology, cost: CostModel) -> None:
-    costs, trained = flops_of_packs(items, packs, cost), packs.per_pack(items.num_supervised)
+    costs, trained = flops_of_packs(items, packs, cost), packs.sum_per_pack(items.num_supervised)
     read = order[reading_order(len(order), topology)]
     spread = evenness_figures(costs, trained, topology.data_parallel, topology.micro_batches, read)
     waits = ", ".join(f"{word} {spread[name]['epoch']:.3f}" for name, word in STEP_COSTS.items())
@@ -246,7 +251,7 @@ def _print_step_evenness(items: Items, packs: PackPlan, order: Ints, topology: T
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    tool = tool_parser(
+    tool = make_tool_parser(
         "order",
         "OUT DIR[=WEIGHT]...",
         "Write one order over the packs of several datasets, for training that reads them as if packed together.",
@@ -274,16 +279,16 @@ def main(arguments: list[str] | None = None) -> int:
     written.add_argument("--relative", action="store_true", help="paths of the datasets relative to OUT")
     written.add_argument("--overwrite", action="store_true", help="replace OUT, if it is an order")
     options = tool.parse_args(arguments)
-    local_path(options.out, ": an order is a folder of this machine; the datasets may be on object stores")
+    require_local_path(options.out, ": an order is a folder of this machine; the datasets may be on object stores")
     out = real_path(absolute(os.path.expanduser(options.out)))
-    is_order = os.path.isdir(out) and bool(datasets_of_order(DatasetFolder(out)))
+    is_order = os.path.isdir(out) and bool(dataset_paths_of_order_folder(DatasetFolder(out)))
     if os.path.exists(out) and not (options.overwrite and is_order):
         hint = "--overwrite replaces it" if is_order else "it is no order over datasets: choose another name"
         raise PackError(f"{options.out} exists; {hint}")
     topology = Topology(options.ranks, options.workers, options.micro_batches)
     topology.check()
     entries = [read_blend_entry(text) for text in options.datasets]
-    write_order(entries, out, topology, options.epochs, options.seed, options.relative)
+    write_pack_order(entries, out, topology, options.epochs, options.seed, options.relative)
     return 0
 
 

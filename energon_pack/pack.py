@@ -26,17 +26,17 @@ from energon_pack.config import Format, PackConfig, Stage
 from energon_pack.config.stage_settings import StageSettings
 from energon_pack.config.validate import checked_config
 from energon_pack.dataset.destination import refuse_changed_identity
-from energon_pack.dataset.energon_check import cache_key_of, import_energon_if_needed
+from energon_pack.dataset.energon_check import hash_yamls_and_versions, import_energon_if_needed
 from energon_pack.dataset.files import LEDGER
-from energon_pack.dataset.in_folder import DatasetInFolder
+from energon_pack.dataset.in_folder import FolderDestination
 from energon_pack.dataset.ledger import ledger_entries, refuse_unpublishable_plan, why_unpublished, write_ledger
 from energon_pack.lengths import audit
 from energon_pack.lengths.measure import dropping_wrong_lengths, refuse_changed_shards
 from energon_pack.report.run_report import RunPageWriter
-from energon_pack.report.terminal_summary import print_plan, print_stages
+from energon_pack.report.terminal_summary import print_plan_summary, print_stage_times_and_memory
 from energon_pack.run.console import say
 from energon_pack.run.executors import WorkPart
-from energon_pack.run.files import naming_full_disk
+from energon_pack.run.files import reporting_full_disk
 from energon_pack.run.progress import Progress
 from energon_pack.run.workshop import Workshop, executor_of
 from energon_pack.sources.source_path import source_format, source_summary
@@ -82,7 +82,7 @@ def pack(config: PackConfig, job: str = "") -> dict[str, Any]:
             expected = ExpectedPlan.of(settings.plan, places)
             return write_part(places.output.destination, expected, part or WorkPart(0, 1), settings.shards, workshop)
         if part is not None:
-            return measuring.measure_part(places.source, part, settings.method, settings.lengths, workshop)
+            return measuring.measure_part_of_source(places.source, part, settings.method, settings.lengths, workshop)
         return _run_stages(settings, places, format_is_guessed, workshop)
 
 
@@ -98,7 +98,7 @@ def _run_stages(settings: StageSettings, places: Places, format_is_guessed: bool
     if format_is_guessed:
         num_samples = sum(item.num_rows for item in indexed)
         say(f"read as: {source_summary(source, num_samples)}")
-    method = measuring.prepare_method(settings.method, workshop)
+    method = measuring.prepare_measuring_method(settings.method, workshop)
     for line in method.template_lines(settings.method.template.model.template):
         say(line)
     measured = measuring.measure_source(source, indexed, method, settings.lengths, workshop)
@@ -106,9 +106,9 @@ def _run_stages(settings: StageSettings, places: Places, format_is_guessed: bool
         end, places.processor, measured.lengths, measured.num_repeated, measured.method, workshop
     )
     if end.stage is Stage.lengths:
-        return publishing.try_pack_lens(measured, run_report, places.output.page, end, workshop)
+        return publishing.print_pack_len_trials(measured, run_report, places.output.page, end, workshop)
     planned = planning.plan_source(measured, settings.plan, workshop)
-    print_plan(planned.report)
+    print_plan_summary(planned.report)
     run_report.add_plan(planned.lengths, planned.plan, planned.report)
     refusal = why_unpublished(planned.report, end.max_skipped, end.packing if places.output.publishes else None)
     if places.published_report is not None:
@@ -137,17 +137,17 @@ def _end_with_plan(
             writing.write_plan_file(planned, staging, settings.shards.prefix)
             refusal_of_dataset = why_unpublished(planned.report, end.max_skipped, end.packing)
             write_job_files(planned, expected, staging, refusal_of_dataset)
-    print_stages(workshop.progress)
+    print_stage_times_and_memory(workshop.progress)
     refuse_unpublishable_plan(refusal, output.page, planned.report)
     return planned.report.to_json()
 
 
 @contextmanager
-def _staging(destination: DatasetInFolder, identity: str, expected: ExpectedPlan, overwrite: bool) -> Iterator[Path]:
+def _staging(destination: FolderDestination, identity: str, expected: ExpectedPlan, overwrite: bool) -> Iterator[Path]:
     """Open the folder that the run writes into; `overwrite`: the plan of another run that is there goes."""
     check = partial(refuse_other_plan, destination, expected.settings, overwrite)
     with (
-        naming_full_disk("output.dir", destination.final.parent),
+        reporting_full_disk("output.dir", destination.final.parent),
         destination.open_staging(identity, check) as staging,
     ):
         yield staging
@@ -173,12 +173,14 @@ def _write_and_publish(
         if refusal:
             publishing.write_page_and_raise(destination.final, run_report, refusal, planned.report, staging / LEDGER)
         destination.begin_writing(staging, planned.identity, num_bytes or 0, output.may_overwrite)
-        jobs = partial(writing.shard_jobs, planned, staging, settings.shards, workshop)
+        jobs = partial(writing.make_shard_jobs, planned, staging, settings.shards, workshop)
         writing.write_plan_file(planned, staging, settings.shards.prefix)
         if end.stage is Stage.publish:
             publishing.refuse_missing_shards(destination, jobs())
         auditing = audit.start(lengths.shards, method, settings.lengths.verify, settings.lengths.seed, workshop)
-        cache_key = "" if destination.is_stored else cache_key_of(lengths.flavor, end.output.dataset_yaml.value)
+        cache_key = (
+            "" if destination.is_stored else hash_yamls_and_versions(lengths.flavor, end.output.dataset_yaml.value)
+        )
         # the imports of the check, while packs are written
         workshop.executor.start(import_energon_if_needed, cache_key)
         with workshop.progress.timed("write"):

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from energon_pack.errors import PackError
-from energon_pack.run.command import local_path, run_tool, tool_parser
+from energon_pack.run.command import make_tool_parser, require_local_path, run_tool
 from energon_pack.run.console import say
 
 _PACKAGE = Path(__file__).parent
@@ -21,25 +21,25 @@ _RECIPES, _CONSTRAINTS = "recipes", "constraints.txt"
 _EXTENSIONS = (".py", ".yaml", ".toml", ".txt")  # other files, as Python's caches, are not copied
 
 
-def shipped_folder() -> Path:
+def find_shipped_recipes_folder() -> Path:
     """Return the folder that holds the files to copy: in an installed wheel or in a checkout."""
     inside = _PACKAGE / "shipped"
     return inside if inside.is_dir() else _PACKAGE.parent
 
 
 def recipe_files() -> Iterator[Path]:
-    """Yield the paths of the files to copy, relative to `shipped_folder()`."""
+    """Yield the paths of the files to copy, relative to `find_shipped_recipes_folder()`."""
     yield Path(_CONSTRAINTS)
-    for path in sorted((shipped_folder() / _RECIPES).rglob("*")):
+    for path in sorted((find_shipped_recipes_folder() / _RECIPES).rglob("*")):
         if path.is_file() and path.suffix in _EXTENSIONS:
-            yield path.relative_to(shipped_folder())
+            yield path.relative_to(find_shipped_recipes_folder())
 
 
 def write_recipes(folder: Path) -> int:
     """Copy the files into a folder; return how many were new. Raises PackError if one is there with other content."""
     new = []
     for name in recipe_files():
-        content, path = (shipped_folder() / name).read_bytes(), folder / name
+        content, path = (find_shipped_recipes_folder() / name).read_bytes(), folder / name
         if not path.is_file():
             new.append((path, content))
         elif path.read_bytes() != content:
@@ -59,10 +59,10 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command; return its exit code."""
     words = sys.argv[1:] if arguments is None else arguments
     if words[:1] == ["tiny"]:
-        runpy.run_path(str(shipped_folder() / _RECIPES / "tiny_folder.py"))["main"](words[1:])
+        runpy.run_path(str(find_shipped_recipes_folder() / _RECIPES / "tiny_folder.py"))["main"](words[1:])
         return 0
     about = "List the recipes (whole trainings to read and adapt), or copy them and constraints.txt into a folder."
-    tool = tool_parser(
+    tool = make_tool_parser(
         "recipes", "[FOLDER | tiny PROCESSOR FOLDER]", about, examples=("", ".", "tiny PROCESSOR FOLDER")
     )
     tool.add_argument("folder", nargs="?", metavar="FOLDER", help="where recipes/ and constraints.txt are to be")
@@ -70,10 +70,10 @@ def main(arguments: list[str] | None = None) -> int:
     if options.folder is None:
         for name in recipe_files():
             if name.suffix == ".py":
-                say(f"{name!s:34}{_first_doc_line(shipped_folder() / name)}")
+                say(f"{name!s:34}{_first_doc_line(find_shipped_recipes_folder() / name)}")
         say("python -m energon_pack.recipes . writes them here, and constraints.txt: the versions that were tested")
         return 0
-    folder = local_path(options.folder)
+    folder = require_local_path(options.folder)
     number = write_recipes(folder)
     say(f"{number} files written: {folder / _RECIPES}, {folder / _CONSTRAINTS}" if number else "all of them are there")
     return 0

@@ -19,28 +19,28 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from energon_pack.dataset.files import PLAN, PlanFile, PlanRow, PlanRowLookup, has_messages
-from energon_pack.dataset.folder import DatasetFolder, packed_folder
-from energon_pack.dataset.in_folder import DatasetInFolder
+from energon_pack.dataset.folder import DatasetFolder, open_dataset_folder
+from energon_pack.dataset.in_folder import FolderDestination
 from energon_pack.dataset.manifest import MANIFEST
 from energon_pack.dataset.pack_json import ParsedPack
 from energon_pack.dataset.source_media import ReferencedMediaReader
 from energon_pack.dataset.tar_writer import TarWriter
 from energon_pack.errors import PackError, amount
 from energon_pack.run.address import lies_in
-from energon_pack.run.command import local_path, positive_int, run_tool, tool_parser
+from energon_pack.run.command import make_tool_parser, positive_int, require_local_path, run_tool
 from energon_pack.run.console import say
 from energon_pack.run.files import META_FOLDER, sync_file_system
 from energon_pack.run.progress import Progress
-from energon_pack.samples.flavors import find_packed_flavor, reading_problem
+from energon_pack.samples.flavors import describe_unreadable_dataset, find_packed_flavor
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.sample import Reference
 from energon_pack.samples.single_samples import single_sample_of_member
-from energon_pack.sources.find import shard_of_file
+from energon_pack.sources.find import make_shard_of_file
 from energon_pack.sources.jsonl.line_index import ROW_PART
-from energon_pack.sources.reader import Reader
+from energon_pack.sources.reader import SourceReader
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import absolute, real_path
-from energon_pack.verify.pack_checks import check_parts, check_placeholders, check_plan
+from energon_pack.verify.pack_checks import check_files_in_pack, check_placeholders, compare_pack_with_plan
 from energon_pack.verify.shard_checks import read_packs
 from energon_pack.verify.source_checks import reading_settings_without_map
 
@@ -61,7 +61,7 @@ def unpack(dataset: str | Path, out: Path, max_shard_samples: int = 10_000) -> i
     Raises:
         PackError: `out` is not empty, packs are damaged or hold no conversations, or a member is missing.
     """
-    folder = packed_folder(dataset)
+    folder = open_dataset_folder(dataset)
     plan, (flavor, messages_key) = PlanFile(folder), _flavor_and_messages_key(folder)
     out = out.absolute()
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
@@ -70,7 +70,7 @@ def unpack(dataset: str | Path, out: Path, max_shard_samples: int = 10_000) -> i
         raise PackError(f"{out} lies in the packed dataset {folder}: choose another folder")
     plan.check()
     progress = Progress()
-    with DatasetInFolder(out).open_staging("unpack") as staging, tempfile.TemporaryFile(dir=staging) as file:
+    with FolderDestination(out).open_staging("unpack") as staging, tempfile.TemporaryFile(dir=staging) as file:
         spill = _SpillFile(file)
         with progress.stage("read", plan.num_members(), "samples") as advance:
             for name in folder.shards:
@@ -85,9 +85,9 @@ def unpack(dataset: str | Path, out: Path, max_shard_samples: int = 10_000) -> i
             )
         tars = staging / "tars"
         taken = set(spill.pieces_of_shard)
-        packed = {name: shard_of_file(name, folder.path_of(name)) for name in folder.shards}
+        packed = {name: make_shard_of_file(name, folder.path_of(name)) for name in folder.shards}
         media = ReferencedMediaReader(folder.path)
-        with progress.stage("write", spill.num_rows, "samples") as advance, Reader() as reader:
+        with progress.stage("write", spill.num_rows, "samples") as advance, SourceReader() as reader:
             for shard in sorted(spill.pieces_of_shard):
                 rows = spill.rows_of(shard)
                 names = _tar_names(shard, -(-len(rows) // max_shard_samples), taken)
@@ -110,7 +110,7 @@ def _flavor_and_messages_key(folder: DatasetFolder) -> tuple[PackedFlavor, str |
     except ValueError as error:
         raise PackError(f"{folder.path_of(path)} can't be read: {error}") from None
     name = manifest.get("flavor")
-    flavor, why = find_packed_flavor(name) if isinstance(name, str) else None, reading_problem(manifest)
+    flavor, why = find_packed_flavor(name) if isinstance(name, str) else None, describe_unreadable_dataset(manifest)
     if flavor is None or why:
         raise PackError(f"{folder.path_of(path)}: {why or 'it names no flavor'}")
     if not has_messages(manifest):
@@ -132,7 +132,9 @@ def _checked_packs(
         rows = plan_rows.rows_of_packs({pack.files.key for _, pack, _ in group})
         for _, pack, defects in group:
             members = rows.get(pack.files.key)
-            for defect in chain(defects, check_parts(pack), check_placeholders(pack), check_plan(pack, members)):
+            for defect in chain(
+                defects, check_files_in_pack(pack), check_placeholders(pack), compare_pack_with_plan(pack, members)
+            ):
                 raise PackError(f"{folder.path_of(name)}: {pack.files.key}: {defect}; {_VERIFY_ADVICE}")
             yield pack, members or []
 
@@ -232,7 +234,7 @@ def _write_tar(
     path: Path,
     rows: list[_MemberRow],
     packed: dict[str, Shard],
-    reader: Reader,
+    reader: SourceReader,
     media: ReferencedMediaReader,
     spill: _SpillFile,
 ) -> None:
@@ -255,7 +257,7 @@ def _write_tar(
 
 def main() -> int:
     """Run the command; return its exit code."""
-    tool = tool_parser(
+    tool = make_tool_parser(
         "unpack",
         "DIR OUT",
         "Write the members of a packed dataset as samples of their own, in WebDataset tars.",
@@ -270,7 +272,7 @@ def main() -> int:
         "--max-shard-samples", type=positive_int, default=10_000, metavar="N", help="samples in a tar (default: 10000)"
     )
     arguments = tool.parse_args()
-    number = unpack(arguments.dataset, local_path(arguments.out), arguments.max_shard_samples)
+    number = unpack(arguments.dataset, require_local_path(arguments.out), arguments.max_shard_samples)
     say(f"{amount(number, 'sample')} unpacked into {arguments.out}")
     return 0
 

@@ -18,14 +18,14 @@ from typing import Any
 
 from webdataset.utils import pytorch_worker_info
 
-from energon_pack.dataset.damaged_shards import refuse_damaged_shards, unreadable_shard
+from energon_pack.dataset.damaged_shards import refuse_damaged_shards, unreadable_shard_error
 from energon_pack.dataset.encoder import pack_encoder
 from energon_pack.dataset.manifest import read_manifest
 from energon_pack.dataset.pack_parts import members_of_pack
 from energon_pack.dataset.source_media import ReferencedMediaReader
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
-from energon_pack.sources.prepared_folder import PreparedFolder, read_prepared
+from energon_pack.sources.prepared_folder import PreparedFolder, read_prepared_folder
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.encoded import TrainingPack
 from energon_pack.training.pack_encoder import PackEncoder
@@ -153,7 +153,7 @@ def _naming_damaged_shards(samples: Iterable[Mapping[str, Any]]) -> Iterator[Map
     try:
         yield from samples
     except (OSError, TarError) as error:
-        raise unreadable_shard(str(getattr(error, "filename", None) or error.args[-1]), error) from None
+        raise unreadable_shard_error(str(getattr(error, "filename", None) or error.args[-1]), error) from None
 
 
 class _CaselessParts(dict[str, Any]):
@@ -169,4 +169,4 @@ def _read_prepared_folder(dataset: str | Path, split: str | None = None) -> Prep
             f"{dataset} is a file: name the folder of a packed dataset; webdataset blends several WebDatasets, each"
             " with the packs of its own, with wds.RandomMix"
         )
-    return read_prepared(os.path.abspath(dataset), split, "split")
+    return read_prepared_folder(os.path.abspath(dataset), split, "split")

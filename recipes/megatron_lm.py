@@ -60,7 +60,7 @@ class OneTokenPerImage(PackedTaskEncoder):
     def batch(self, samples: list[EncodedPack]) -> PackedBatch:
         batch = super().batch(samples)
         try:
-            return one_token_per_image(batch, self.rules.feature_id("image"), self.image_token)
+            return one_token_per_image(batch, self.rules.feature_token_id("image"), self.image_token)
         except ValueError as error:  # any other error is only logged by Energon
             raise FatalSampleError(f"{', '.join(batch['__key__'])}: {error}") from None
 

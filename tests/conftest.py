@@ -22,9 +22,9 @@ from hypothesis import HealthCheck, settings
 
 from energon_pack.config import PackConfig
 from energon_pack.run.stores import client_of_profile
-from energon_pack.run.stores.blocks import Blocks
+from energon_pack.run.stores.blocks import BlockCache
 from energon_pack.sources import store_objects
-from energon_pack.sources.demo import make_demo
+from energon_pack.sources.demo import make_demo_source_and_processor
 from energon_pack.templates.processor import load_saved_template, prepare_template
 from energon_pack.templates.template import Template
 from support.labels.folders import download_trl
@@ -111,7 +111,7 @@ def _no_disk_is_waited_for() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The built-in demo: its folder of tars, and the folder of its processor."""
-    source, processor = make_demo(tmp_path_factory.mktemp("demo"))
+    source, processor = make_demo_source_and_processor(tmp_path_factory.mktemp("demo"))
     return Path(source), Path(processor)
 
 
@@ -186,7 +186,7 @@ def bucket(s3: Proxy, request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
     with tempfile.TemporaryDirectory() as folder:  # in a longer path, workers of a loader could have no socket
         monkeypatch.setenv("TMPDIR", folder)
         monkeypatch.setattr(tempfile, "tempdir", None)
-        monkeypatch.setattr(store_objects, "BLOCKS", Blocks())
+        monkeypatch.setattr(store_objects, "BLOCKS", BlockCache())
         client_of_profile.cache_clear()
         s3.fault, s3.pause = lambda request: None, 0.05
         s3.seen = Seen()

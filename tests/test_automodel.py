@@ -19,19 +19,19 @@ import yaml
 from energon_pack.automodel import (
     EpochCollate,
     PackRows,
+    build_media_inputs,
+    build_thd_text_inputs,
     check_automodel,
     check_members_kept_apart,
     collate,
     dataset,
-    media_inputs,
     neat_inputs,
-    thd_inputs,
 )
 from energon_pack.config.compose import compose_config
 from energon_pack.errors import PackError
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.layout import Member, RowForm
-from energon_pack.training.layout import neat as neat_layout
+from energon_pack.training.layout import lay_out_neat_rows as neat_layout
 from energon_pack.training.megatron_layouts import thd as thd_layout
 from support.automodel import pack_overrides
 from support.environments import python_of
@@ -109,7 +109,7 @@ def test_metadata_counts_in_each_row() -> None:
 
 
 def test_a_thd_batch_is_one_row_with_lengths() -> None:
-    batch = thd_inputs(PackedBatch(thd_layout(ROWS[0], RowForm(multiple=4, rope=True, width=12))))
+    batch = build_thd_text_inputs(PackedBatch(thd_layout(ROWS[0], RowForm(multiple=4, rope=True, width=12))))
     assert batch["input_ids"].tolist() == [[11, 12, 13, 0, 21, 22, 0, 0, 0, 0, 0, 0]]
     assert batch["labels"].tolist() == [[12, 13, -100, -100, 22, *[-100] * 7]]
     assert batch["position_ids"].shape == (3, 1, 12)
@@ -123,12 +123,12 @@ def test_media_and_how_many_there_are() -> None:
     given = {"pixel_values": torch.ones(6, 2), "image_grid_thw": torch.ones(3, 3, dtype=torch.int64)}
     counts = {"n_images_per_sample": torch.tensor([1, 2]), "n_videos_per_sample": torch.tensor([0, 0])}
     batch = PackedBatch({**given, **counts, "media_keys": sorted(given)})
-    found = media_inputs(batch, "bfloat16", 2)
+    found = build_media_inputs(batch, "bfloat16", 2)
     assert found.keys() == {"pixel_values", "image_grid_thw", "n_images_per_sample"}
     assert found["pixel_values"].dtype == torch.bfloat16
     assert found["image_grid_thw"].dtype == torch.int64
-    assert media_inputs(batch, None, 1)["n_images_per_sample"].tolist() == [3]
-    assert media_inputs(batch, None, 2)["pixel_values"].dtype == torch.float32
+    assert build_media_inputs(batch, None, 1)["n_images_per_sample"].tolist() == [3]
+    assert build_media_inputs(batch, None, 2)["pixel_values"].dtype == torch.float32
 
 
 # ------------------------------------------------------------------------------------------------------------ datasets

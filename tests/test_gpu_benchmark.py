@@ -67,7 +67,7 @@ def one_text(rows: Any, form: layout.RowForm) -> layout.Batch:
     return batch
 
 
-layout_as_it_is = layout.neat
+layout_as_it_is = layout.lay_out_neat_rows
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 
 from energon_pack.config import PackConfig
 from energon_pack.config.reference import all_settings, help_lines
-from energon_pack.config.validate import keys_of
+from energon_pack.config.validate import dotted_setting_keys
 from energon_pack.errors import PackError
 from energon_pack.run.command import EXIT_CODES, TOOLS
 from support.marks import slow
@@ -108,7 +108,7 @@ def test_how_to_complete_stands_in_the_help(tmp_path: Path) -> None:
 def test_each_setting_says_what_it_means() -> None:
     """`--cfg job` prints keys alone; the page and `--help KEY` have nothing but these lines."""
     assert [one.key for one in all_settings() if not one.meaning] == []
-    assert [one.key for one in all_settings()] == list(keys_of(PackConfig))
+    assert [one.key for one in all_settings()] == list(dotted_setting_keys(PackConfig))
     page = (ROOT / "docs/settings.md").read_text()
     nodes = " ".join(re.findall(r"^::: (.+)$", page, re.MULTILINE)).split()
     assert sorted(nodes) == sorted({one.key.partition(".")[0] for one in all_settings()})

@@ -16,7 +16,7 @@ from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import REPORT
 from energon_pack.errors import PackError
 from energon_pack.inspect.dataset import open_dataset
-from energon_pack.inspect.vocabulary import vocabulary_for
+from energon_pack.inspect.vocabulary import load_token_decoder
 from energon_pack.report.views.screens import pack_section
 from support.corruptions import CORRUPTIONS
 from support.damage import HOSTILE, packed_to_damage, places, read_shard, set_at, write_shard
@@ -104,12 +104,12 @@ def test_the_tokenizer_in_a_dataset_is_enough(dataset: Path, tmp_path: Path) -> 
     report = json.loads((copy / REPORT).read_text())
     report["config"]["model"]["processor"] = "/no/such/folder"
     (copy / REPORT).write_text(json.dumps(report))
-    vocabulary, missing = vocabulary_for(open_dataset(copy), None, False)
+    vocabulary, missing = load_token_decoder(open_dataset(copy), None, False)
     assert missing is None
     assert vocabulary is not None
     assert vocabulary.feature_ids.keys() == {"image", "video"}
     CORRUPTIONS["another vocabulary"][0](copy)
-    _, missing = vocabulary_for(open_dataset(copy), None, False)
+    _, missing = load_token_decoder(open_dataset(copy), None, False)
     assert "processor/vocab.json is not as it was packed" in str(missing)
 
 
@@ -291,7 +291,7 @@ def test_overrides_mean_what_they_mean_to_packing(how: list[str], shown: Show, t
 
 def test_overrides_are_told_from_samples() -> None:
     """An id may hold a `=` after a slash."""
-    from energon_pack.inspect import is_override
+    from energon_pack.inspect import is_hydra_override
 
-    assert all(map(is_override, ("+model=x", "++a.b=c", "~media", "source=jsonl", "model.processor=/a=b")))
-    assert not any(map(is_override, ("12", "a.tar/key=1", "a.jsonl:7", "key", "-1")))
+    assert all(map(is_hydra_override, ("+model=x", "++a.b=c", "~media", "source=jsonl", "model.processor=/a=b")))
+    assert not any(map(is_hydra_override, ("12", "a.tar/key=1", "a.jsonl:7", "key", "-1")))

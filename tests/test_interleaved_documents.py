@@ -14,7 +14,7 @@ from energon_pack.config import PackConfig, Stage
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.online.user_dataset import UserSamples
 from energon_pack.pack import pack
-from energon_pack.samples.settings import MissingMedia, ReadSettings
+from energon_pack.samples.settings import MissingMediaPolicy, ReadSettings
 from energon_pack.stages import planning
 from energon_pack.trainers.on_disk import PackedDataset
 from support.marks import slow
@@ -114,7 +114,7 @@ def test_what_is_trained_is_the_text_with_its_pictures(
     between = " " if write is as_mmc4 else "\n\n"
     texts = [{"text": text.replace("\n\n", between), "images": names} for *_, text, names in DOCUMENTS]
     as_texts = packed(config(write_jsonl(tmp_path / "text", *texts), output__name="texts"))
-    made = config(write(tmp_path / "made"), source__missing_media=MissingMedia.remove)
+    made = config(write(tmp_path / "made"), source__missing_media=MissingMediaPolicy.remove)
     folder = packed(made)
     assert trained(folder, demo[1]) == trained(as_texts, demo[1])
     report = json.loads((folder / "report.json").read_text())
@@ -136,7 +136,7 @@ def test_a_question_about_a_picture_that_is_missing_is_never_trained(config: Mak
     answer = {"messages": ASKED[1:], "images": ["gone.jpg"]}
     chats = [{"messages": ASKED, "images": [name]} for name in ("a.jpg", "gone.jpg")]
     path = write_jsonl(tmp_path / "made", *chats, {"text": "A <image>", "images": ["gone.jpg"]}, answer)
-    folder = packed(config(path, max_skipped=0.8, source__missing_media=MissingMedia.remove))
+    folder = packed(config(path, max_skipped=0.8, source__missing_media=MissingMediaPolicy.remove))
     assert [entry["sample_id"] for entry in json_lines(folder / "skipped.jsonl")] == [f"d.jsonl:{n}" for n in (2, 3, 4)]
 
 
@@ -145,7 +145,7 @@ def test_a_set_of_which_every_picture_is_missing_is_not_published(
 ) -> None:
     """A wrong media_root would make a set of texts of a set of pictures."""
     gone = {"texts": ["A", None, None], "images": [None, "x.jpg", "y.jpg"]}
-    made = config(write_jsonl(tmp_path / "made", gone, {"text": "B"}), source__missing_media=MissingMedia.remove)
+    made = config(write_jsonl(tmp_path / "made", gone, {"text": "B"}), source__missing_media=MissingMediaPolicy.remove)
     with pytest.raises(SamplesLost, match="every picture is missing: 2 pictures of 1 document, and no sample has one"):
         pack(made)
     assert "removed: 2 pictures that are missing, of 1 document\n" in capsys.readouterr().out
@@ -158,7 +158,7 @@ def test_a_set_of_which_every_picture_is_missing_is_not_published(
 
 def test_a_picture_that_comes_later_is_measured(config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its place would stay empty for ever; within a run, its tokens would be others than were planned."""
-    made = config(as_jsonl(tmp_path / "made"), source__missing_media=MissingMedia.remove, output__overwrite=True)
+    made = config(as_jsonl(tmp_path / "made"), source__missing_media=MissingMediaPolicy.remove, output__overwrite=True)
     gone, plan = tmp_path / "made" / "gone.jpg", planning.plan_source
     first = lengths(packed(made))
     gone.write_bytes(picture(56, 56))
@@ -186,11 +186,11 @@ def test_documents_in_memory(config: Make, tmp_path: Path, demo: tuple[Path, Pat
         {"texts": ["A", None, "B", None], "images": [None, b"", None, "a.jpg"]},
         {"texts": ["A", None, "B", None], "images": [None, None, None, "gone.jpg"]},
     ]
-    remove = ReadSettings(missing_media=MissingMedia.remove)
+    remove = ReadSettings(missing_media=MissingMediaPolicy.remove)
     given = UserSamples(items, remove, str(tmp_path / "made"))
     texts = [given.sample_for_measuring(number).messages[0]["content"] for number in range(len(items))]
     assert texts == ["A<image>", "A<image>B", "A\n\nB<image>", "A\n\nB"]
-    made = config(source__missing_media=MissingMedia.remove)
+    made = config(source__missing_media=MissingMediaPolicy.remove)
     made.source.path, made.source.media_root = None, str(tmp_path / "made")
     packs = LazyPackedDataset(made, items, fingerprint="documents")
     assert packs.report is not None
@@ -213,6 +213,6 @@ def test_documents_in_memory(config: Make, tmp_path: Path, demo: tuple[Path, Pat
 @pytest.mark.slow
 def test_the_full_processor_of_a_real_model_counts_the_same(config: Make, tmp_path: Path, real: Path) -> None:
     """Each document is compared with the call of Qwen2.5-VL's own processor."""
-    made = config(as_jsonl(tmp_path / "made"), source__missing_media=MissingMedia.remove, measure__verify=1.0)
+    made = config(as_jsonl(tmp_path / "made"), source__missing_media=MissingMediaPolicy.remove, measure__verify=1.0)
     made.model.processor = str(real / "processors" / "qwen2_5_vl")
     assert pack(made)["samples_verified"] == len(DOCUMENTS)

@@ -12,8 +12,8 @@ from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset
 
 from energon_pack import PackedDataset, PackedTaskEncoder, metadataset, order, train_arguments, write_reference_logps
 from energon_pack.errors import PackError
-from energon_pack.plan.settings import Share
-from energon_pack.samples.settings import Take
+from energon_pack.plan.settings import SharedBeginnings
+from energon_pack.samples.settings import PreferenceTake
 from support.packed import demo_config, packed
 from support.pairs import check_whole, write_pairs
 from support.running import ROOT, command
@@ -28,7 +28,7 @@ def folders(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempP
     for name, number in NUM_PAIRS.items():
         (folder / name).mkdir()
         source = write_pairs(folder / name, number)
-        words: dict[str, Any] = {"source__take": Take.both, "packing__share": Share.prefix}
+        words: dict[str, Any] = {"source__take": PreferenceTake.both, "packing__share": SharedBeginnings.prefix}
         run = demo_config(demo, cache, folder, source, packing__max_token_len=600, **words)
         run.output.name = f"of_{name}"
         made.append(packed(run))

@@ -14,7 +14,7 @@ from energon_pack.config import PackConfig, plain
 from energon_pack.config.compose import compose_config
 from energon_pack.config.naming import content_settings
 from energon_pack.errors import PackError
-from energon_pack.samples.raw_record import map_record
+from energon_pack.samples.raw_record import apply_map_function
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.settings import SourceConfig
@@ -165,7 +165,7 @@ def test_without_a_step_nothing_changes() -> None:
     assert "map" not in ReadSettings().identity
     assert "map" not in content_settings(plain(PackConfig()))["source"]
     value = {"messages": [{"role": "user", "content": "x"}]}
-    assert map_record(value, ReadSettings()) is value
+    assert apply_map_function(value, ReadSettings()) is value
 
 
 def test_what_a_step_may_return(step: str) -> None:
@@ -175,17 +175,17 @@ def test_what_a_step_may_return(step: str) -> None:
         ("odd", "map_error", "returned what JSON can't hold: Object of type set is not JSON serializable"),
     ):
         with pytest.raises(Skip, match=detail) as skip:
-            map_record({"prompts": ["a"]}, ReadSettings(map=f"{step}:{name}"))
+            apply_map_function({"prompts": ["a"]}, ReadSettings(map=f"{step}:{name}"))
         assert skip.value.reason == reason
-    listed = map_record([{"role": "user"}], ReadSettings(map=f"{step}:whole"))
+    listed = apply_map_function([{"role": "user"}], ReadSettings(map=f"{step}:whole"))
     assert listed == {"messages": [{"role": "user"}]}  # a list at the root is a list of messages
-    assert map_record("text", ReadSettings(map=f"{step}:whole")) == "text"  # which is refused for what it is
+    assert apply_map_function("text", ReadSettings(map=f"{step}:whole")) == "text"  # which is refused for what it is
 
 
 def test_a_class_is_a_step_by_its_method_record(step: str) -> None:
     """It loads what it needs once in a process; without this, a function would keep it in a global."""
     settings = ReadSettings(map=f"{step}:Counted")
-    assert [map_record({"prompts": ["a"]}, settings)["number"] for _ in range(2)] == [1, 2]
+    assert [apply_map_function({"prompts": ["a"]}, settings)["number"] for _ in range(2)] == [1, 2]
     with pytest.raises(PackError, match=r"Bare is a class without a method record\(self, record\)"):
         SourceConfig(map=f"{step}:Bare")
     with pytest.raises(PackError, match=r"Needy: TypeError: .*missing 1 required positional argument: 'file'"):

@@ -18,11 +18,11 @@ from energon_pack.online.user_dataset import UserSamples
 from energon_pack.pack import pack
 from energon_pack.samples.keys import similar_key_hint
 from energon_pack.samples.record import parse_record
-from energon_pack.samples.settings import Columns, ReadSettings, SampleType, UnreadMedia
+from energon_pack.samples.settings import Columns, ReadSettings, SampleType, UnreadMediaPolicy
 from energon_pack.samples.skip import Skip
 from energon_pack.samples.unread_media import media_file_names, refuse_unread_media
 from energon_pack.sources.jsonl.dialects import RowSettings, parse_row
-from energon_pack.sources.reader import Reader
+from energon_pack.sources.reader import SourceReader
 from energon_pack.sources.sample import read_sample
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.source_file import IndexRow, rows_of
@@ -87,7 +87,7 @@ def of_turn(**more: Any) -> dict[str, Any]:
 def read(path: Path, settings: ReadSettings | None = None) -> list[str]:
     """For each sample the media that are read, or why it is left out."""
     settings, found = settings or ReadSettings(), []
-    with Reader() as reader:
+    with SourceReader() as reader:
         for shard in find_source(SourceConfig(), str(path)).shards:
             for row in rows_of(shard.index(), IndexRow):
                 try:
@@ -170,7 +170,7 @@ def test_a_medium_that_nothing_reads_costs_its_sample(
     assert (f"nothing reads it: did you mean {meant}? " in found) is (meant is not None)
     assert (f"={key} reads it; " in found) is (key in READ_BY_A_SETTING)
     assert found.endswith(f"source.media=ignore packs {'the rest' if line.get('image') else 'the text alone'}")
-    assert read(file, ReadSettings(media=UnreadMedia.ignore)) == ["image" if line.get("image") else ""]
+    assert read(file, ReadSettings(media=UnreadMediaPolicy.ignore)) == ["image" if line.get("image") else ""]
 
 
 def test_the_address_of_an_image_that_is_read_is_where_it_comes_from(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_a_caption_or_question_whose_medium_has_no_file_is_not_trained_alone(
         f"missing_media: {key} has {str(line[key])!r}, which is no file: its medium is lost"
         " (source.map can name one, source.media=ignore packs the text)"
     )
-    assert read(file, ReadSettings(media=UnreadMedia.ignore)) == [""]
+    assert read(file, ReadSettings(media=UnreadMediaPolicy.ignore)) == [""]
     with pytest.raises(Skip, match="missing_media") as told:
         UserSamples([line], ReadSettings(), None).read(0)
     assert told.value.media_type == kind
@@ -332,7 +332,7 @@ def test_a_misspelt_key_of_most_samples_is_no_success(
     file = lines_of(tmp_path, *[ASKED] * 9, {"imgae": "0.png", **ASKED})
     with pytest.raises(SamplesLost, match=r"^every image sample was skipped"):
         pack(config(file, source__format=Format.jsonl, max_skipped=0.5))
-    kept = config(file, source__format=Format.jsonl, source__media=UnreadMedia.ignore)
+    kept = config(file, source__format=Format.jsonl, source__media=UnreadMediaPolicy.ignore)
     assert len(samples(packed(kept))) == 1
     assert "unknown keys (samples, as in): imgae (1, as lines.jsonl:10: did you mean image?); nothing reads them" in (
         capsys.readouterr().out

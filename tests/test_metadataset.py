@@ -25,7 +25,7 @@ from energon_pack.config import Flavor, PackConfig, SplitsConfig
 from energon_pack.dataset.manifest import read_manifest
 from energon_pack.errors import PackError
 from energon_pack.loading import cookers
-from energon_pack.metadataset import energon_yaml, main, read_subflavor
+from energon_pack.metadataset import energon_yaml, main, parse_subflavor
 from energon_pack.pack import pack
 from support.packed import demo_config
 from support.samples import chat, write_tar
@@ -176,7 +176,7 @@ def test_energon_loads_what_is_written(folders: list[str], tmp_path: Path, argum
     splits = {part: {"path": "blend.yaml"} for part in ("train", "val")}
     outer.write_text(yaml.safe_dump({"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": splits}))
     given_ones = arguments[arguments.index("--subflavors") + 1 :] if "--subflavors" in arguments else []
-    wanted = {"sample_type": "packed_chat_mix", **dict(map(read_subflavor, given_ones))}
+    wanted = {"sample_type": "packed_chat_mix", **dict(map(parse_subflavor, given_ones))}
     for metadataset in (out, outer):
         assert len(loaded(metadataset, "val")) == packs["val"]
         train = loaded(metadataset, "train")
@@ -187,8 +187,8 @@ def test_energon_loads_what_is_written(folders: list[str], tmp_path: Path, argum
 def test_a_subflavor_is_what_it_says() -> None:
     texts = {"true": True, "False": False, "null": None, "3": 3, "0.5": 0.5, "-1e3": -1000.0, '"3"': "3"}
     texts |= {text: text for text in ("", "a=b", "010", "yes", "NaN", "Infinity", "[1]", "2024-01-01", "é")}
-    assert {text: read_subflavor(f"k={text}")[1] for text in texts} == texts
-    assert type(read_subflavor("k=false")[1]) is bool
+    assert {text: parse_subflavor(f"k={text}")[1] for text in texts} == texts
+    assert type(parse_subflavor("k=false")[1]) is bool
 
 
 @given(st.dictionaries(st.text("ab_1é:#", min_size=1), st.text() | st.booleans() | st.integers(), min_size=1))

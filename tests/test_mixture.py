@@ -18,7 +18,7 @@ from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.errors import PackError
 from energon_pack.online.lazy import LazyPackedDataset
 from energon_pack.pack import pack
-from energon_pack.plan.epoch_draws import num_draws_by_epoch, shares_of
+from energon_pack.plan.epoch_draws import compute_entry_shares, num_draws_by_epoch
 from energon_pack.sources.mixture import Entry
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.source_path import find_source
@@ -38,7 +38,9 @@ def entry(name: str = "a", weight: float | None = None, epochs: float | None = N
 
 def test_weights_are_shares_of_the_trained_tokens() -> None:
     """Entries of 100 and 300 tokens are asked for 200 each: one comes twice, of the other two samples of three."""
-    shares = shares_of([entry("a", 1), entry("b", 1)], np.array([0, 1, 1, 1]), np.array([100, 100, 100, 100]))
+    shares = compute_entry_shares(
+        [entry("a", 1), entry("b", 1)], np.array([0, 1, 1, 1]), np.array([100, 100, 100, 100])
+    )
     assert [share.requested_share for share in shares] == [0.5, 0.5]
     assert [round(share.epochs, 9) for share in shares] == [2.0, round(2 / 3, 9)]
     assert num_draws_by_epoch(shares[1].epochs, np.array([100, 100, 100]), True, 0, 1).sum() == 2

@@ -20,7 +20,7 @@ import pytest
 from energon_pack.config import OnDamaged, Overlong, PackConfig, Stage
 from energon_pack.dataset import energon_check as checking
 from energon_pack.dataset import shards
-from energon_pack.dataset.in_folder import DatasetInFolder
+from energon_pack.dataset.in_folder import FolderDestination
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.pack import pack
 from energon_pack.samples.flavors import PACKED_FLAVORS
@@ -277,7 +277,7 @@ def test_a_kill_between_the_two_renames_loses_nothing(config: Make) -> None:
     staging = output(run).parent / ".staging" / "packed"
     staging.mkdir(parents=True)
     os.rename(output(run), staging / "killed.old")
-    with DatasetInFolder(output(run)).open_staging("identity"):
+    with FolderDestination(output(run)).open_staging("identity"):
         assert files(output(run)) == before
     assert not staging.parent.exists()
 

@@ -18,7 +18,7 @@ from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.errors import PackError
 from energon_pack.online.lazy import LazyPackedDataset
 from energon_pack.pack import pack
-from energon_pack.plan.packs import flops_of_packs, turn_of_packs
+from energon_pack.plan.packs import flops_of_packs, mixture_turn_of_packs
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.steps.cost import cost_model_or_default
@@ -169,7 +169,7 @@ def test_steps_are_even_in_every_epoch(topology: Topology) -> None:
     assert sorted(item for pack_ in packs(plan) for item in pack_) == list(range(2100))
     assert all(len(set(epoch[pack_].tolist())) == 1 for pack_ in packs(plan))
     read = reading_order(plan.num_packs, topology)
-    in_time = turn_of_packs(some, plan)[read]
+    in_time = mixture_turn_of_packs(some, plan)[read]
     out_of_turn = np.flatnonzero(np.diff(np.maximum.accumulate(in_time) - in_time) != 0)
     assert np.count_nonzero(np.maximum.accumulate(in_time) != in_time) < 2 * topology.unit_size, out_of_turn
     costs = flops_of_packs(some, plan, cost_model_or_default(None))[0][read]

@@ -12,7 +12,7 @@ from energon_pack.config.schema import SplitsConfig
 from energon_pack.errors import PackError
 from energon_pack.loading import make_sample_loader
 from energon_pack.pack import pack
-from energon_pack.plan.settings import Share
+from energon_pack.plan.settings import SharedBeginnings
 from energon_pack.unpack import unpack
 from support.damage import found, lines
 from support.packed import Make, copy_templates, files, packed, samples, train
@@ -43,7 +43,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_source(tmp_path_factory.mktemp("share") / "source")
 
 
-def shared(config: Make, source: Path, share: Share = Share.prefix, **settings: Any) -> Path:
+def shared(config: Make, source: Path, share: SharedBeginnings = SharedBeginnings.prefix, **settings: Any) -> Path:
     return packed(config(source, packing__max_token_len=1024, packing__share=share, **settings))
 
 
@@ -72,7 +72,7 @@ def test_a_picture_with_several_questions_is_packed_once(config: Make, source: P
 
 
 def test_only_beginnings_with_a_medium_are_shared_by_media(config: Make, source: Path) -> None:
-    report = json.loads((shared(config, source, Share.media) / "report.json").read_text())
+    report = json.loads((shared(config, source, SharedBeginnings.media) / "report.json").read_text())
     assert (report["shared"]["samples"], report["shared"]["images"]) == (12, 9)
 
 
@@ -96,7 +96,7 @@ def test_references_name_a_picture_once(config: Make, source: Path, demo: tuple[
 def test_the_same_bytes_however_many_measure(config: Make, source: Path, cache: Path, tmp_path: Path) -> None:
     """Trees are put in an order by hashes of their content, not by who finds them first."""
     one = files(shared(config, source, output__name="one"))
-    other = config(source, packing__max_token_len=1024, packing__share=Share.prefix, output__name="two")
+    other = config(source, packing__max_token_len=1024, packing__share=SharedBeginnings.prefix, output__name="two")
     other.executor.num_workers, other.cache_dir = 2, str(tmp_path / "other")
     copy_templates(cache, tmp_path / "other")
     assert files(packed(other)) == one
@@ -108,7 +108,11 @@ def test_a_source_and_a_dataset_in_a_bucket_have_the_same_bytes(
 ) -> None:
     """The content of media is read through the store while it is measured."""
     address = bucket.put_folder(source, "data")
-    settings = {"packing__max_token_len": 1024, "packing__share": Share.prefix, "cache_dir": str(tmp_path / "cache")}
+    settings = {
+        "packing__max_token_len": 1024,
+        "packing__share": SharedBeginnings.prefix,
+        "cache_dir": str(tmp_path / "cache"),
+    }
     here = packed(config(address, output__dir=str(tmp_path / "out"), **settings))
     pack(config(address, output__dir=f"{bucket.address}/out", **settings))
     there = {name: data for name, data in bucket.files("out/packed").items() if not name.startswith("report")}
@@ -118,7 +122,7 @@ def test_a_source_and_a_dataset_in_a_bucket_have_the_same_bytes(
 
 def test_a_picture_is_in_one_split(config: Make, source: Path) -> None:
     """Split by id, a picture would be in train with one question, and in val with another."""
-    run = config(source, packing__max_token_len=1024, packing__share=Share.media)
+    run = config(source, packing__max_token_len=1024, packing__share=SharedBeginnings.media)
     run.output.splits = SplitsConfig(val=0.5)
     folder = packed(run)
     assert lines(found(folder, source=[str(source)])) == ""

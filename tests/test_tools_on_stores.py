@@ -153,7 +153,7 @@ def noises(folder: Path, number: int) -> Path:
 def keep_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a large dataset is to memory and disk, a small one is to less."""
     monkeypatch.setattr(blocks, "_MAX_MEMORY_BLOCKS", 6)
-    monkeypatch.setattr(store_objects, "BLOCKS", blocks.Blocks(most=0))
+    monkeypatch.setattr(store_objects, "BLOCKS", blocks.BlockCache(most=0))
     monkeypatch.setattr(store_objects, "_MAX_REQUEST_BLOCKS", 2)
     monkeypatch.setattr(verify_shard, "_MAX_GROUP_BYTES", 1 << 20)
 
@@ -253,7 +253,7 @@ def test_unpacked_from_a_bucket_are_the_same_tars(
     """In few requests, too, where nothing is kept of what was read for the texts."""
     address = bucket.put_folder(dataset, "packed")
     here = said("unpack", dataset, tmp_path / "here", cwd=tmp_path)
-    monkeypatch.setattr(store_objects, "BLOCKS", blocks.Blocks(most=room))
+    monkeypatch.setattr(store_objects, "BLOCKS", blocks.BlockCache(most=room))
     bucket.seen()
     there = said("unpack", address, tmp_path / "there", cwd=tmp_path)
     assert there[0] == here[0] == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from energon_pack.plan.pack_lengths import LengthFigures, TriedLength
-from energon_pack.report.terminal_summary import print_choices
+from energon_pack.report.terminal_summary import print_tried_lengths
 from support.pairs import write_pairs
 from support.running import command_here
 from support.samples import chat, picture, video, write_tar
@@ -89,7 +89,7 @@ def test_lengths_of_no_sample_have_no_table(capsys: pytest.CaptureFixture[str]) 
     row = TriedLength(
         512, dropped=0, dropped_share=1.0, dropped_tokens_share=1.0, packs=0, fill=0.0, is_beyond_model=False
     )
-    print_choices(LengthFigures(2, 0, 0, {"missing_media": 2}, {}, [row]))
+    print_tried_lengths(LengthFigures(2, 0, 0, {"missing_media": 2}, {}, [row]))
     assert capsys.readouterr().out.splitlines() == ["no sample has a length", "skipped: 2 missing_media"]
 
 
@@ -119,7 +119,7 @@ def test_what_drops_too_much_ends_as_the_run_does_and_names_fewer_frames(
     }
     source = write_tar(tmp_path / "s" / "x.tar", members)
     words = (source, f"model.processor={demo[1]}", "executor.num_workers=1")
-    monkeypatch.setattr("energon_pack.steps.cost.max_positions", lambda _: 1024)
+    monkeypatch.setattr("energon_pack.steps.cost.read_context_len", lambda _: 1024)
     shown = tried(tmp_path, *words, "report.lens=[512]")
     assert shown.returncode == 3
     assert "with media=fps media.fps=1, measured again: 0 lost" in shown.stdout

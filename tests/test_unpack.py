@@ -16,11 +16,11 @@ import pytest
 
 from energon_pack.config import Flavor, Format, Overlong, PackConfig
 from energon_pack.errors import PackError
-from energon_pack.samples.media_parts import media_parts
+from energon_pack.samples.media_parts import find_media_parts
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import ReadSettings
-from energon_pack.samples.single_samples import single_record
+from energon_pack.samples.single_samples import sample_json_of_member
 from energon_pack.unpack import unpack
 from energon_pack.verify import Options, verify
 from support.marks import first_of
@@ -179,9 +179,9 @@ def test_a_messages_key_of_its_own(config: Make, tmp_path: Path) -> None:
 def test_a_record_is_read_as_the_same_conversation(member: dict[str, Any], media: list[tuple[str, str]]) -> None:
     """Whatever its other fields are called: what comes first in reading must be the conversation."""
     turns = json.loads(chat("<image>" if media else "a", "b"))["messages"]
-    record = parse_record(single_record({"messages": turns, **member}, media), ReadSettings())
+    record = parse_record(sample_json_of_member({"messages": turns, **member}, media), ReadSettings())
     assert record.messages == turns
-    assert [part.name for part in media_parts(record, "k", [Part(name, 0, 1) for name, _ in media])] == [
+    assert [part.name for part in find_media_parts(record, "k", [Part(name, 0, 1) for name, _ in media])] == [
         name for name, _ in media
     ]
 

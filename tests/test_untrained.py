@@ -20,12 +20,12 @@ from energon_pack.plan.existing_packs import exchange_members_for_epoch
 from energon_pack.plan.packs import LEFT_OUT
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.sample_measures import SampleMeasurer, SampleMeasures
-from energon_pack.plan.settings import Overlong, PackingConfig, Share
+from energon_pack.plan.settings import Overlong, PackingConfig, SharedBeginnings
 from energon_pack.samples.member import SampleOptions
 from energon_pack.samples.settings import ControlTokens
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.sample import Sample
-from energon_pack.templates.settings import Expand, TrainOn, Untrained
+from energon_pack.templates.settings import Expand, TrainOn, UntrainedSamplePolicy
 from energon_pack.templates.template import Template
 from energon_pack.verify import Options, verify
 from support.packed import json_lines
@@ -107,7 +107,7 @@ def test_a_medium_that_is_lost_so_is_a_medium_lost(config: Make, tmp_path: Path)
 def test_kept_samples_share_packs_with_trained_ones(config: Make, tmp_path: Path) -> None:
     """Never as a whole pack, in no epoch: what fits beside nothing trained is left out."""
     source = write(tmp_path / "source", *[said("yes", loss=False)] * 12, *[said("yes")] * 4)
-    run = config(source, labels__untrained=Untrained.keep, packing__max_token_len=600)
+    run = config(source, labels__untrained=UntrainedSamplePolicy.keep, packing__max_token_len=600)
     lazy = LazyPackedDataset(run)
     report = lazy.report
     assert report is not None
@@ -176,7 +176,9 @@ def test_trees_have_no_branch_of_which_nothing_is_trained(config: Make, tmp_path
     records = [
         {"messages": [system, *said("yes", f"{i}", **({} if i % 2 else {"loss": False}))["messages"]]} for i in range(6)
     ]
-    run = config(write(tmp_path / "source", *records), packing__share=Share.prefix, packing__share_min_tokens=8)
+    run = config(
+        write(tmp_path / "source", *records), packing__share=SharedBeginnings.prefix, packing__share_min_tokens=8
+    )
     figures = pack(run)
     assert figures["skipped_by_reason"] == {"nothing_trained": 3}
     assert figures["shared"]["samples"] == 3

@@ -14,7 +14,7 @@ from energon_pack.config import Flavor, PackConfig
 from energon_pack.flavors import PackedCaptioningSample, PackedMultiMixQASample
 from energon_pack.loading.task_encoder import PackedTaskEncoder, inputs_of
 from energon_pack.samples.member import SampleOptions
-from energon_pack.templates.settings import Untrained
+from energon_pack.templates.settings import UntrainedSamplePolicy
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.encoded import BadPack, TrainingPack
 from energon_pack.training.layout import IGNORE
@@ -240,5 +240,5 @@ def test_stacks_without_a_place_for_weights_refuse_them(config: Make, demo: tupl
 
 def pack_of(config: Make, source: Path, flavor: Flavor = Flavor.packed_multi_mix_qa) -> Path:
     """The source, packed with all of its samples in a pack or two, the one that trains nothing, too."""
-    kept = {"labels__untrained": Untrained.keep}
+    kept = {"labels__untrained": UntrainedSamplePolicy.keep}
     return packed(config(source, output__flavor=flavor, packing__max_token_len=512, **kept))

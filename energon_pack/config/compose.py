@@ -29,7 +29,7 @@ from energon_pack.samples.skip import setting_word
 _STORAGE_CLIENT = "multistorageclient"
 
 
-def load_plugins(arguments: Sequence[str]) -> None:
+def load_hydra_plugins(arguments: Sequence[str]) -> None:
     """Load Hydra's plugins; that of Energon's storage client only if an argument has an address `msc://`.
 
     Importing that one takes a quarter of a second, and it prints a traceback for each other address it is shown.
@@ -43,7 +43,7 @@ def load_plugins(arguments: Sequence[str]) -> None:
         del sys.modules[_STORAGE_CLIENT]
 
 
-def parsed_arguments() -> Any:
+def parse_command_line() -> Any:
     """Return the command's arguments as Hydra parses them: its options, and `overrides`."""
     return get_args_parser().parse_known_args()[0]
 

@@ -9,10 +9,10 @@ from types import MappingProxyType
 from typing import Any
 
 from energon_pack.config import Format, Overlong, PackConfig, plain
-from energon_pack.plan.settings import Share
+from energon_pack.plan.settings import SharedBeginnings
 from energon_pack.run.address import is_address, tidy_address
 from energon_pack.run.files import user_cache_folder
-from energon_pack.samples.settings import without_unset_later_settings
+from energon_pack.samples.settings import without_unset_newer_settings
 from energon_pack.sources.storage import path_in
 from energon_pack.templates.identity import labels_without_new_defaults
 from energon_pack.templates.settings import Expand
@@ -43,11 +43,11 @@ def content_settings(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         nodes["packing"] = {**nodes["packing"], "overlong": Overlong.drop.value}
     nodes["labels"] = _labels_content(nodes["labels"])
     # datasets that were packed before these existed, or with `source.slice`, keep their content
-    nodes["source"] = {**without_unset_later_settings(nodes["source"]), "slice": None}
+    nodes["source"] = {**without_unset_newer_settings(nodes["source"]), "slice": None}
     if isinstance(mixed := nodes["source"].get("path"), dict):
         entries = {name: {key: item[key] for key in item if key not in _PLACE_KEYS} for name, item in mixed.items()}
         nodes["source"] = {**nodes["source"], "mixture": entries}
-    if nodes["packing"].get("share") == Share.none:
+    if nodes["packing"].get("share") == SharedBeginnings.none:
         unshared = ("share", "share_min_tokens")
         nodes["packing"] = {key: value for key, value in nodes["packing"].items() if key not in unshared}
     later = {"epochs": 1, "max_audios": None, "max_audio_tokens": None}  # as above

@@ -10,10 +10,10 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from energon_pack.errors import PackError
-from energon_pack.plan.settings import PackingConfig, Share
+from energon_pack.plan.settings import PackingConfig, SharedBeginnings
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.executors.settings import ExecutorConfig
-from energon_pack.samples.settings import Take
+from energon_pack.samples.settings import PreferenceTake
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.templates.settings import LabelsConfig, MediaConfig, ModelConfig
 
@@ -83,13 +83,15 @@ class SplitsConfig:
     test: float = 0.0
 
 
-def split_shares(asked: Mapping[str, float | None]) -> tuple[float, ...]:
+def complete_split_shares(requested_shares: Mapping[str, float | None]) -> tuple[float, ...]:
     """Return the share of each of `SPLITS` for the setting `output.splits`; without `train`, it gets the rest."""
-    held_out = sum(asked.get(name) or 0.0 for name in SPLITS[1:])
-    train = asked.get("train")
-    shares = (1.0 - held_out if train is None else train, *(asked.get(name) or 0.0 for name in SPLITS[1:]))
+    held_out = sum(requested_shares.get(name) or 0.0 for name in SPLITS[1:])
+    train = requested_shares.get("train")
+    shares = (1.0 - held_out if train is None else train, *(requested_shares.get(name) or 0.0 for name in SPLITS[1:]))
     if min(shares) < 0 or abs(sum(shares) - 1) > 1e-9:
-        raise PackError(f"output.splits={dict(asked)}: shares from 0 to 1, which come to 1 (train: null is the rest)")
+        raise PackError(
+            f"output.splits={dict(requested_shares)}: shares from 0 to 1, which come to 1 (train: null is the rest)"
+        )
     return shares
 
 
@@ -162,9 +164,9 @@ class OutputConfig:
         if self.sample_fields is not None and name is None:
             raise PackError(f"output.sample_fields={self.sample_fields} are of output.sample_type=module:Class")
         if name is not None or self.flavor not in list(Flavor):
-            self.plain_flavor()
+            self.find_flavor_for_sample_type()
 
-    def plain_flavor(self) -> "PackedFlavor":
+    def find_flavor_for_sample_type(self) -> "PackedFlavor":
         """Return the packs' flavour, in the form for `sample_type` if it is set; raises as `flavor_for_class` does."""
         from energon_pack.dataset.sample_class import flavor_for_class
 
@@ -220,12 +222,12 @@ class PackConfig:
     def flavor(self) -> "PackedFlavor":
         """Return the flavour of the packs, as `output`, `packing.share` and `source.take` choose it.
 
-        Raises what `plain_flavor` raises. Pairs are written as trees are: readers of other stacks refuse these.
+        Raises as `find_flavor_for_sample_type` does. Pairs are written as trees are: other stacks refuse these.
         """
         from energon_pack.samples.flavors import TREES_FLAVOR
 
-        is_plain = self.packing.share is Share.none and self.source.take is not Take.both
-        return self.output.plain_flavor() if is_plain else TREES_FLAVOR
+        is_plain = self.packing.share is SharedBeginnings.none and self.source.take is not PreferenceTake.both
+        return self.output.find_flavor_for_sample_type() if is_plain else TREES_FLAVOR
 
 
 def _schema() -> DictConfig:

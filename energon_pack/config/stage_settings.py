@@ -4,14 +4,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from energon_pack.config.naming import content_settings
-from energon_pack.config.schema import MediaIn, OutputConfig, PackConfig, Stage, split_shares
-from energon_pack.plan.settings import PackingConfig, Share
+from energon_pack.config.schema import MediaIn, OutputConfig, PackConfig, Stage, complete_split_shares
+from energon_pack.plan.settings import PackingConfig, SharedBeginnings
 from energon_pack.run.executors.settings import ExecutorKind
 from energon_pack.run.untrusted_input import plain
 from energon_pack.samples.flavors.base import PackedFlavor
-from energon_pack.samples.settings import ReadSettings, Take
+from energon_pack.samples.settings import PreferenceTake, ReadSettings
 from energon_pack.sources.find import Source
-from energon_pack.sources.media_files import MediaMap, media_map_of
+from energon_pack.sources.media_files import MediaMap, parse_media_map
 from energon_pack.sources.mixture import Mixture
 from energon_pack.sources.settings import OnDamaged, SourceConfig
 from energon_pack.sources.storage import absolute
@@ -101,22 +101,22 @@ class StageSettings:
         model, labels, output = replace(config.model, processor=processor), config.labels, config.output
         read, engine, flavor = config.source.reading, config.measure.engine.value, config.flavor()
         everything = plain(config)
-        shares = split_shares(everything["output"]["splits"])
+        shares = complete_split_shares(everything["output"]["splits"])
         writes_shards = config.stage not in (Stage.lengths, Stage.plan)  # others take a source of several stores, too
         return cls(
             MethodSettings(
                 template=TemplateSettings(model, config.media, labels.as_labels),
                 read=read,
                 engine=engine,
-                with_beginnings=config.packing.share is not Share.none,
+                with_beginnings=config.packing.share is not SharedBeginnings.none,
                 mixture=source.mixture,
                 keep_damaged=config.source.on_damaged is OnDamaged.keep,
             ),
             MeasuringSettings(
                 limit=config.source.limit,
-                takes_pairs=config.source.take is Take.both,
+                takes_pairs=config.source.take is PreferenceTake.both,
                 labels=labels,
-                media_map=media_map_of(config.source.media_map),
+                media_map=parse_media_map(config.source.media_map),
                 flavor=flavor,
                 shares=shares,
                 verify=config.measure.verify,
@@ -160,4 +160,4 @@ def _source_paths(source: SourceConfig) -> list[Any]:
     places: list[Any] = [
         absolute(each) if isinstance(each, str) else each for each in (*paths, source.media_root) if each
     ]
-    return [*places, *media_map_of(source.media_map)]
+    return [*places, *parse_media_map(source.media_map)]

@@ -10,12 +10,12 @@ from typing import Any, get_type_hints
 from omegaconf import DictConfig, OmegaConf, flag_override
 
 from energon_pack.config import Flavor, ModelConfig, OutputConfig, PackConfig, Stage, plain
-from energon_pack.config.schema import split_shares
+from energon_pack.config.schema import complete_split_shares
 from energon_pack.errors import PackError, refuse_password
-from energon_pack.plan.settings import CUTTING_POLICIES, Layout, Overlong, PackingConfig, Share
+from energon_pack.plan.settings import CUTTING_POLICIES, Layout, Overlong, PackingConfig, SharedBeginnings
 from energon_pack.run.executors import WorkPart
-from energon_pack.samples.settings import Take
-from energon_pack.templates.models import read_model_node
+from energon_pack.samples.settings import PreferenceTake
+from energon_pack.templates.models import read_model_config
 from energon_pack.templates.settings import Expand, LabelsConfig, Mask, MediaConfig, Think, TrainOn
 
 #: names of settings in other tools
@@ -57,7 +57,7 @@ def _add_auto_model(composed: DictConfig) -> None:
         )
     defaults = ModelConfig(name="", template="")
     with flag_override(composed, ["readonly", "struct"], False):
-        for key, value in read_model_node("auto").items():
+        for key, value in read_model_config("auto").items():
             if OmegaConf.is_missing(composed.model, key) or composed.model[key] == getattr(defaults, key):
                 composed.model[key] = value
 
@@ -67,7 +67,7 @@ def unknown_key_hint(key: str) -> str:
     node, _, name = key.rpartition(".")
     if meant := next((ours for ours, names in _NAMES_IN_OTHER_TOOLS.items() if name in names.split()), None):
         return f"did you mean {meant}?"
-    of_that_name = [ours for ours in keys_of(PackConfig) if ours.rpartition(".")[2] == name]
+    of_that_name = [ours for ours in dotted_setting_keys(PackConfig) if ours.rpartition(".")[2] == name]
     schema: Any = PackConfig
     steps = node.split(".") if node else []
     for depth, step in enumerate(steps, 1):
@@ -82,7 +82,7 @@ def unknown_key_hint(key: str) -> str:
             return f"{node} has no keys of its own"
     names = sorted(get_type_hints(schema))
     dot = f"{node}." if node else ""
-    deeper = {key.rpartition(".")[2]: key for key in keys_of(schema)}
+    deeper = {key.rpartition(".")[2]: key for key in dotted_setting_keys(schema)}
     for keys in ({key: key for key in names}, deeper):
         close = difflib.get_close_matches(name, keys, n=_MAX_GUESSES)
         if near := next((one for one in close if _is_respelling(name, one)), None):
@@ -120,10 +120,10 @@ def unknown_name_hint(name: str, names: Sequence[str]) -> str:
     return f"there are: {', '.join(names)}"
 
 
-def keys_of(schema: Any) -> Iterator[str]:
+def dotted_setting_keys(config_class: Any) -> Iterator[str]:
     """Yield the dotted keys of all settings in a config class: `packing.max_token_len`."""
-    for name, kind in get_type_hints(schema).items():
-        yield from (f"{name}.{key}" for key in keys_of(kind)) if is_dataclass(kind) else (name,)
+    for name, kind in get_type_hints(config_class).items():
+        yield from (f"{name}.{key}" for key in dotted_setting_keys(kind)) if is_dataclass(kind) else (name,)
 
 
 def _reject_unknown(node: DictConfig, schema: type, prefix: str) -> None:
@@ -171,13 +171,13 @@ def checked_config(config: PackConfig) -> PackConfig:
         check_media_config(config.media)
     _check_labels_of_cut_samples(packing, config.labels)
     _check_packing_share(packing, config.labels, config.output, config.model.mask)
-    if config.source.take is Take.both:
+    if config.source.take is PreferenceTake.both:
         _check_pairs(packing, config.labels, config.output)
     if config.part is not None:
         WorkPart.parse(config.part)
         if config.stage not in (Stage.lengths, Stage.write):
             raise PackError(f"part={config.part}: stage={config.stage.value} has no parts; lengths and write have")
-    split_shares(settings["output"]["splits"])
+    complete_split_shares(settings["output"]["splits"])
     named = config.model.chat_template
     if named is None or "{" in named or _may_be_template_name(named):
         return config
@@ -201,7 +201,7 @@ def _check_labels_of_cut_samples(packing: PackingConfig, labels: LabelsConfig) -
 def _check_packing_share(packing: PackingConfig, labels: LabelsConfig, output: OutputConfig, mask: Mask) -> None:
     """Raise PackError for settings that do not work with `packing.share`."""
     share = packing.share
-    if share is Share.none:
+    if share is SharedBeginnings.none:
         return
     asked = {
         f"output.flavor={output.flavor}": output.flavor != Flavor.packed_multi_mix_qa.value,

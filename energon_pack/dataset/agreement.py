@@ -17,7 +17,7 @@ from energon_pack.dataset.manifest import (
     PackTotals,
     pack_folders_of,
     read_kept_rules,
-    read_meta,
+    read_metadata_file,
     read_unchanged,
     refuse_other_manifests,
 )
@@ -26,10 +26,14 @@ from energon_pack.run.packages import version_of
 from energon_pack.run.untrusted_input import parse_json
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import AUDIO, KINDS
-from energon_pack.templates.full_processor import full_processor, image_processor_alone, refuse_old_transformers
+from energon_pack.templates.full_processor import (
+    load_full_processor,
+    load_image_processor_alone,
+    refuse_old_transformers,
+)
 from energon_pack.templates.pixels import (
     describe_figure_difference,
-    describe_input_difference,
+    describe_inputs_changed_since_packing,
     different_setting,
     flat_values,
     media_settings,
@@ -49,15 +53,15 @@ _compared: set[str] = set()
 
 
 def refuse_incompatible_datasets(
-    manifests: Mapping[str | Path, Mapping[str, Any]], further: Sequence[str] = ()
+    manifests: Mapping[str | Path, Mapping[str, Any]], more_fields: Sequence[str] = ()
 ) -> None:
     """Raise PackError if packed datasets can't be read by one training, or make other pixels.
 
     Args:
         manifests: energon_pack.json of each, by the dataset's folder.
-        further: more fields of energon_pack.json that have to be alike.
+        more_fields: more fields of energon_pack.json that have to be alike.
     """
-    refuse_other_manifests(manifests, further)
+    refuse_other_manifests(manifests, more_fields)
     refuse_different_pixels([*manifests])
 
 
@@ -67,21 +71,23 @@ def refuse_different_pixels(datasets: Sequence[str | Path]) -> None:
     _refuse_differences(first, others)
 
 
-def refuse_other_packs(
-    own: str | Path, made: Mapping[str, Any], others: Mapping[str | Path, Mapping[str, Any]]
+def refuse_packs_unfit_for_encoder(
+    encoder_dataset: str | Path,
+    encoder_manifest: Mapping[str, Any],
+    other_manifests: Mapping[str | Path, Mapping[str, Any]],
 ) -> None:
     """Raise PackError if the encoder of one dataset can't read packs of others, or prepares their media otherwise.
 
     Media of packs without the files that say how they were prepared are not compared.
 
     Args:
-        own: the encoder's dataset; `made`: its energon_pack.json.
-        others: energon_pack.json of each other dataset, by its folder.
+        encoder_dataset: the encoder's dataset; `encoder_manifest`: its energon_pack.json.
+        other_manifests: energon_pack.json of each other dataset, by its folder.
     """
-    refuse_other_manifests({own: made, **others})
-    parts = [part for folder in others for part in pack_folders_of(folder)]
-    comparable = [part for part in parts if all(read_meta(part, name) is not None for name in HASHED_FILES)]
-    _refuse_differences(kept_rules_of_all_packs(own), filter(_has_media, map(read_kept_rules, comparable)))
+    refuse_other_manifests({encoder_dataset: encoder_manifest, **other_manifests})
+    parts = [part for folder in other_manifests for part in pack_folders_of(folder)]
+    comparable = [part for part in parts if all(read_metadata_file(part, name) is not None for name in HASHED_FILES)]
+    _refuse_differences(kept_rules_of_all_packs(encoder_dataset), filter(_has_media, map(read_kept_rules, comparable)))
 
 
 def _kept_rules_of(datasets: Iterable[str | Path]) -> list[KeptInputRules]:
@@ -159,7 +165,7 @@ def refuse_incompatible_processor(dataset: str | Path, rules: InputRules) -> Non
         )
 
 
-def refuse_other_trial_inputs(dataset: str | Path, rules: InputRules) -> None:
+def refuse_changed_trial_inputs(dataset: str | Path, rules: InputRules) -> None:
     """Raise PackError if a processor makes other inputs of made-up media than a dataset kept; once a process."""
     refuse_old_transformers()
     key = f"{rules.folder} {sorted(rules.kwargs.items())} {rules.made} {rules.classes}"
@@ -168,7 +174,7 @@ def refuse_other_trial_inputs(dataset: str | Path, rules: InputRules) -> None:
     versions = f"{version_of('transformers')}, and {dataset} was packed with {rules.transformers}"
     cure = f"train with transformers=={rules.transformers} and the processor of the packing, or pack again"
     try:
-        processor = full_processor(rules)
+        processor = load_full_processor(rules)
     except ImportError:  # images are prepared without torchvision
         return
     except Exception as error:  # any class of any processor may be behind it
@@ -177,7 +183,7 @@ def refuse_other_trial_inputs(dataset: str | Path, rules: InputRules) -> None:
         raise PackError(
             f"{rules.folder} can't be loaded with transformers {versions}: {one_line(error, 120)}: {cure}"
         ) from None
-    if why := describe_input_difference(processor, rules):
+    if why := describe_inputs_changed_since_packing(processor, rules):
         raise PackError(f"{type(processor).__name__} makes other inputs with transformers {versions}: {why}: {cure}")
     _compared.add(key)
 
@@ -211,9 +217,9 @@ def _processor_settings(rules: InputRules) -> dict[str, Any] | None:
     """Return the settings of a processor as loaded; of its image processor, if no other part can be; None: of none."""
     try:
         try:
-            processor = full_processor(rules)
+            processor = load_full_processor(rules)
         except ImportError:
-            processor = SimpleNamespace(image_processor=image_processor_alone(rules))
+            processor = SimpleNamespace(image_processor=load_image_processor_alone(rules))
         return media_settings(processor, rules)
     except Exception:  # any class of any processor may be behind it
         return None

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from energon_pack.dataset.pack_parts import first_json
+from energon_pack.dataset.pack_parts import read_first_json_of_shard
 from energon_pack.errors import PackError, amount
 from energon_pack.run.address import bucket_of
 from energon_pack.samples.sample import has_references, references_by_member
@@ -32,7 +32,7 @@ def refuse_damaged_shards(dataset: str, manifest: Mapping[str, Any], shards: Seq
         _open_first_media(dataset, shards[:_MAX_CHECKED_SHARDS])
 
 
-def unreadable_shard(path: str, error: Exception) -> PackError:
+def unreadable_shard_error(path: str, error: Exception) -> PackError:
     """Return the error that says that a shard can't be read, for a loader in training."""
     why = getattr(error, "strerror", None) or (error.args[0] if error.args else type(error).__name__)
     return PackError(f"{path} can't be read: {why}: {_HOW_TO_REPAIR}")
@@ -56,10 +56,10 @@ def _open_first_media(dataset: str, shards: Sequence[str]) -> None:
     for path in (os.path.join(dataset, name) for name in shards):
         try:
             with open_file(path) as file:
-                value = first_json(file)
+                value = read_first_json_of_shard(file)
             references = [*chain.from_iterable(references_by_member(value) if has_references(value) else ())]
         except (LookupError, TypeError, ValueError, StopIteration) as error:
-            raise unreadable_shard(path, error) from None
+            raise unreadable_shard_error(path, error) from None
         for reference in references:
             if reference.place[0] not in opened:
                 opened.add(reference.place[0])

@@ -18,17 +18,17 @@ class PlanMissing(PackError):
     """Raised by `stage=write` if `stage=plan` has left no plan for the same settings and source."""
 
 
-def another_run_error(named: str) -> PackError:
-    """Return the error that says that another run writes the same dataset. `named`: its folder or address."""
-    return PackError(f"another run is writing {named}")
+def concurrent_run_error(dataset_path: str) -> PackError:
+    """Return the error that says that another run writes the same dataset. `dataset_path`: its folder or address."""
+    return PackError(f"another run is writing {dataset_path}")
 
 
-def report_if_intact(place: str) -> dict[str, Any] | None:
+def read_report_if_intact(dataset_path: str) -> dict[str, Any] | None:
     """Return report.json of a published dataset; None if a file is missing or damaged, or a shard has a wrong size.
 
     No shard is read: an object store is asked only for a list of its objects.
     """
-    folder = DatasetFolder(place)
+    folder = DatasetFolder(dataset_path)
     if not all(map(folder.has, REQUIRED_FILES)):
         return None
     try:
@@ -65,13 +65,13 @@ def _file_size(folder: DatasetFolder, name: str) -> int:
     return -1 if state is None else state.size
 
 
-def refuse_changed_identity(report: dict[str, Any], identity: str, named: str) -> None:
+def refuse_changed_identity(report: dict[str, Any], identity: str, dataset_path: str) -> None:
     """Raise PackError if the published dataset has another identity (hash of source, processor, version) than the run.
 
-    `report`: its report.json; `identity`: the run's; `named`: the dataset's path or address, for the message.
+    `report`: its report.json; `identity`: the run's; `dataset_path`: the dataset's path or address, for the message.
     """
     if report["identity"] != identity:
         raise PackError(
-            f"{named} exists, packed of another source or processor, or by another version:"
+            f"{dataset_path} exists, packed of another source or processor, or by another version:"
             " output.overwrite=true replaces it, output.name=NAME writes beside it"
         )

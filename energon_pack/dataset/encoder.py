@@ -5,21 +5,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from energon_pack.dataset.input_rules_file import read_input_rules, refuse_other_ids
+from energon_pack.dataset.input_rules_file import read_input_rules, refuse_other_token_ids
 from energon_pack.dataset.manifest import is_metadataset, packed_datasets, read_manifest
 from energon_pack.run.packages import version_of
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.member import MemberInput, MemberTokens
 from energon_pack.templates.full_processor import find_or_download_folder, quiet_transformers
 from energon_pack.training.pack_encoder import PackEncoder
-from energon_pack.training.worker_start import schedule_try_at_fork
+from energon_pack.training.worker_start import schedule_trial_at_fork
 
 
 def pack_encoder(
     path: str | Path, processor: str | None = None, trust_remote_code: bool = False, **options: Any
 ) -> PackEncoder:
-    """Return the encoder of a dataset's packs; `processor` …: see `read_checked_rules`; `options`: of `PackEncoder`."""
-    manifest, rules = read_manifest(path), read_checked_rules(path, processor, trust_remote_code)
+    """Return the encoder of a dataset's packs. `read_checked_input_rules` says what `processor` … are."""
+    manifest, rules = read_manifest(path), read_checked_input_rules(path, processor, trust_remote_code)
     is_given, is_other = processor is not None or trust_remote_code, version_of("transformers") != rules.transformers
     if is_metadataset(path) or (rules.media_tokens and (is_given or is_other)):
         from energon_pack.dataset import agreement
@@ -28,15 +28,15 @@ def pack_encoder(
             agreement.refuse_different_pixels([*packed_datasets(path)])  # `read_manifest` compared all else
         if is_given:
             agreement.refuse_incompatible_processor(path, rules)
-        agreement.refuse_other_trial_inputs(path, rules)
+        agreement.refuse_changed_trial_inputs(path, rules)
     encoder = PackEncoder(manifest, rules, **options)
     copies = manifest["content"].get("output", {}).get("media", "copy") == "copy"
     if not copies or "media.crc32" in manifest.get("hashes", ("media.crc32",)):
-        schedule_try_at_fork(encoder.members.media_processor)
+        schedule_trial_at_fork(encoder.members.media_processor)
     return encoder
 
 
-def read_checked_rules(dataset: str | Path, processor: str | None, trust_remote_code: bool) -> InputRules:
+def read_checked_input_rules(dataset: str | Path, processor: str | None, trust_remote_code: bool) -> InputRules:
     """Return the rules that turn packs of a dataset into model inputs.
 
     Args:
@@ -51,17 +51,17 @@ def read_checked_rules(dataset: str | Path, processor: str | None, trust_remote_
     tokenize = partial(_tokenize_like_packs, str(dataset), processor, trust_remote_code)
     rules = replace(rules, kwargs={**rules.kwargs, "trust_remote_code": trust_remote_code}, tokenize=tokenize)
     if processor is not None:
-        tokenizer_of(rules, dataset)
+        load_checked_tokenizer(rules, dataset)
     return rules
 
 
-def tokenizer_of(rules: InputRules, dataset: str | Path) -> Any:
+def load_checked_tokenizer(rules: InputRules, dataset: str | Path) -> Any:
     """Load the tokenizer of the rules' processor; raises OtherTokenizer if its ids are not those of the dataset."""
     with quiet_transformers():
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(rules.folder, **rules.kwargs)
-    refuse_other_ids(
+    refuse_other_token_ids(
         rules, dataset, rules.folder, lambda text: list(tokenizer(text, add_special_tokens=False)["input_ids"])
     )
     return tokenizer

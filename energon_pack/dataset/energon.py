@@ -12,16 +12,16 @@ import yaml
 from energon_pack.dataset.manifest import MANIFEST, TYPED_YAML
 from energon_pack.dataset.shards import WrittenShard
 from energon_pack.plan.items import Lengths
-from energon_pack.plan.packs import PackPlan, split_counts, turn_counts
+from energon_pack.plan.packs import PackPlan, count_packs_by_mixture_turn, count_packs_by_split
 from energon_pack.plan.splits import SPLITS
-from energon_pack.run.files import META_FOLDER, write_whole
+from energon_pack.run.files import META_FOLDER, write_atomically
 from energon_pack.samples.flavors.base import Flavor, PackedFlavor
 from energon_pack.samples.pack_tokens import PACK_FORMAT
-from energon_pack.samples.settings import Take
+from energon_pack.samples.settings import PreferenceTake
 from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import TarScan
 from energon_pack.steps.cost import CostModel
-from energon_pack.templates.identity import Identity
+from energon_pack.templates.identity import TemplateIdentity
 
 #: the Energon version with this layout; readers only show it
 _ENERGON_VERSION = "7.4.1"
@@ -48,19 +48,19 @@ def write_metadata(
     meta = folder / META_FOLDER
     info = write_energon_files(folder, shards, flavor, dataset_yaml, sample_type)
     if sample_type is not None:
-        write_whole(meta / SAMPLE_LOADER, sample_loader_py(flavor))
+        write_atomically(meta / SAMPLE_LOADER, sample_loader_py(flavor))
     content = json.dumps({"format": PACK_FORMAT, **manifest}, indent=2, sort_keys=True)
-    write_whole(meta / MANIFEST, content.encode())
+    write_atomically(meta / MANIFEST, content.encode())
     if sqlite:
         _write_sqlite(folder, shards)
         derived = uuid.uuid5(uuid.NAMESPACE_OID, f"{content}{json.dumps(info)}")
-        write_whole(meta / "index.uuid", str(derived).encode())
+        write_atomically(meta / "index.uuid", str(derived).encode())
 
 
 def manifest_of(
     lengths: Lengths,
     plan: PackPlan,
-    template: Identity,
+    template: TemplateIdentity,
     cost: CostModel,
     content: Mapping[str, Mapping[str, Any]],
     mixture: Sequence[Mapping[str, Any]] | None,
@@ -74,9 +74,11 @@ def manifest_of(
         "num_packs": plan.num_packs,
         "num_samples": len(plan.items),
         "num_tokens": int(lengths.items.lens[plan.items].sum()),
-        "splits": split_counts(lengths.items, plan),
+        "splits": count_packs_by_split(lengths.items, plan),
         **({"entries": [entry["name"] for entry in mixture]} if mixture and len(mixture) > 1 else {}),
-        **({} if lengths.items.turn is None else {"turns": len(turn_counts(lengths.items, plan) or ())}),
+        **(
+            {} if lengths.items.turn is None else {"turns": len(count_packs_by_mixture_turn(lengths.items, plan) or ())}
+        ),
         "cost": cost.to_json(),
     }
 
@@ -87,7 +89,7 @@ def manifest_settings(content: Mapping[str, Mapping[str, Any]]) -> dict[str, Any
     return {
         **{name: content["packing"][name] for name in packing},
         "mask": content["model"]["mask"],
-        **({"pairs": True} if content["source"].get("take") == Take.both else {}),
+        **({"pairs": True} if content["source"].get("take") == PreferenceTake.both else {}),
         "content": content,
     }
 
@@ -106,7 +108,7 @@ def write_energon_files(
     _write_yaml(meta / "split.yaml", {"split_parts": parts, "exclude": []})
     counts = {shard.name: shard.num_packs for shard in shards}
     info = {"energon_version": _ENERGON_VERSION, "shard_counts": counts}
-    write_whole(meta / ".info.json", json.dumps(info, indent=2).encode())
+    write_atomically(meta / ".info.json", json.dumps(info, indent=2).encode())
     _write_yaml(meta / ".info.yaml", info)  # for readers before Energon 7
     return info
 
@@ -194,4 +196,4 @@ def _write_sqlite(folder: Path, shards: Sequence[WrittenShard]) -> None:
 
 
 def _write_yaml(path: Path, value: Any) -> None:
-    write_whole(path, yaml.safe_dump(value, sort_keys=False, width=1000).encode())
+    write_atomically(path, yaml.safe_dump(value, sort_keys=False, width=1000).encode())

@@ -19,7 +19,7 @@ from energon_pack.dataset.pack_parts import PackPartReader
 from energon_pack.dataset.source_media import EnergonMediaReader
 from energon_pack.errors import PackError, amount
 from energon_pack.run.address import energon_address
-from energon_pack.run.files import META_FOLDER, read_kept, write_kept
+from energon_pack.run.files import META_FOLDER, read_cached_value, write_cached_value
 from energon_pack.run.packages import faster_imports, package_versions, version_of
 from energon_pack.samples.flavors.base import PackedFlavor, with_referenced_parts
 from energon_pack.samples.pack_tokens import TOKENS_PART
@@ -39,10 +39,10 @@ class CheckJob:
     flavor: PackedFlavor
     num_packs: dict[str, dict[str, int]]  # of each shard, by split
     source_root: str | None  # the place of the source, if packs refer to media in it; None: they hold copies
-    cache_key: str  # see `cache_key_of`
+    cache_key: str  # see `hash_yamls_and_versions`
 
 
-def cache_key_of(flavor: PackedFlavor, dataset_yaml: str) -> str:
+def hash_yamls_and_versions(flavor: PackedFlavor, dataset_yaml: str) -> str:
     """Return the cache key for "Energon reads such datasets": a hash of the YAMLs, and of versions of packages."""
     form = json.dumps([dataset_yamls(flavor, dataset_yaml), package_versions()])
     return f"{version_of('megatron-energon')}-{hashlib.sha256(form.encode()).hexdigest()[:16]}"
@@ -64,7 +64,7 @@ def check_job_of(folder: Path | str, flavor: PackedFlavor, shards: "list[Written
     if isinstance(folder, str):
         return CheckJob(energon_address(folder), "crude.yaml", flavor, num_packs, root, "")
     has_crude = (folder / META_FOLDER / "crude.yaml").exists()
-    cache_key = cache_key_of(flavor, "typed" if has_crude else "crude")
+    cache_key = hash_yamls_and_versions(flavor, "typed" if has_crude else "crude")
     return CheckJob(str(folder), "crude.yaml" if has_crude else "dataset.yaml", flavor, num_packs, root, cache_key)
 
 
@@ -86,7 +86,7 @@ def check_readable(job: CheckJob) -> None:
             for pack in packs.values():
                 _check_part_names(pack, job)
         if job.cache_key:
-            write_kept("energon", job.cache_key, True)
+            write_cached_value("energon", job.cache_key, True)
         else:  # Energon leaves a store's files open in a cycle; one that is collected as a thread starts waits for ever
             gc.collect()
 
@@ -117,7 +117,7 @@ def _check_part_names(pack: dict[str, Any], job: CheckJob) -> None:
 
 
 def _is_recorded(cache_key: str) -> bool:
-    return bool(cache_key) and read_kept("energon", cache_key, bool) is True
+    return bool(cache_key) and read_cached_value("energon", cache_key, bool) is True
 
 
 def import_energon_if_needed(cache_key: str) -> None:

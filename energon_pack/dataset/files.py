@@ -7,7 +7,7 @@ The file of checksums, media.crc32, holds little-endian numbers:
     (packs + 1) × uint64    where the checksums of each pack begin in the file, and the end of the last pack's
     media × uint32          the CRC-32 of each file that was copied from the source, in the order of the shards
 
-The checksums of one shard have the same form; `joined_checksums` joins those of all shards.
+The checksums of one shard have the same form; `join_checksums_of_shards` joins those of all shards.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -150,16 +150,16 @@ class PlanFile:
         with self.open_parquet() as file:
             _refuse_other_columns(file.schema_arrow)
 
-    def columns(self, *names: str) -> Iterator[list[Any]]:
+    def columns(self, *column_names: str) -> Iterator[list[Any]]:
         """Yield the values of these columns as lists, one row group at a time."""
-        for table in self.tables(*names):
-            yield [table[name].to_pylist() for name in names]
+        for table in self.tables(*column_names):
+            yield [table[name].to_pylist() for name in column_names]
 
-    def tables(self, *names: str) -> Iterator[pa.Table]:
+    def tables(self, *column_names: str) -> Iterator[pa.Table]:
         """Yield a table with these columns for each row group."""
         with self.open_parquet() as file:
             for number in range(file.num_row_groups):
-                yield file.read_row_group(number, list(names))
+                yield file.read_row_group(number, list(column_names))
 
     def rows_of_packs(self, keys: set[str]) -> dict[str, list[PlanRow]]:
         """Return the rows of the packs with these keys, as `PlanRowLookup.rows_of_packs` does."""
@@ -273,10 +273,10 @@ def checksums_to_bytes(
     return places.tobytes() + np.array(sums, "<u4").tobytes()
 
 
-def joined_checksums(shards: Sequence[bytes]) -> bytes | None:
+def join_checksums_of_shards(shard_checksums: Sequence[bytes]) -> bytes | None:
     """Join the checksums of shards, in their order, to the bytes of a dataset's file; None: packs hold no media."""
     counts, sums = [np.zeros(1, np.uint64)], [np.zeros(0, "<u4")]
-    for data in shards:
+    for data in shard_checksums:
         end = int(np.frombuffer(data, "<u8", 1)[0])
         counts.append(np.diff(np.frombuffer(data[:end], "<u8")) // _SUM_BYTES)
         sums.append(np.frombuffer(data[end:], "<u4"))

@@ -74,9 +74,9 @@ class DatasetFolder:
         """Return the names of all shards (the tars in the folder itself), sorted."""
         return [name for name in self.names if name.endswith(".tar") and "/" not in name and not name.startswith(".")]
 
-    def with_only(self, *names: str) -> "DatasetFolder":
+    def with_only_files(self, *file_names: str) -> "DatasetFolder":
         """Return this folder with only these files in its list, so that it is small to pickle for a worker."""
-        return DatasetFolder(self.path, {name: self._listed[name] for name in names if name in self._listed})
+        return DatasetFolder(self.path, {name: self._listed[name] for name in file_names if name in self._listed})
 
     def has(self, name: str) -> bool:
         """Say whether a file is there."""
@@ -92,12 +92,12 @@ class DatasetFolder:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path_of(name))
         return open_file(self.path_of(name), self._listed[name])
 
-    def state(self, name: str) -> FileState | None:
+    def state(self, file_name: str) -> FileState | None:
         """Return the size and version of a file; None if it can't be read."""
-        if name in self._listed and self._listed[name] is None:
+        if file_name in self._listed and self._listed[file_name] is None:
             with suppress(OSError):
-                return state_of(self.path_of(name))
-        return self._listed.get(name)
+                return state_of(self.path_of(file_name))
+        return self._listed.get(file_name)
 
     def read(self, name: str) -> bytes:
         """Return the bytes of a file; raises what `open` raises."""
@@ -125,20 +125,20 @@ class DatasetFolder:
                 yield Path(copy.name)
 
 
-def datasets_of_order(folder: DatasetFolder) -> list[str]:
+def dataset_paths_of_order_folder(order_folder: DatasetFolder) -> list[str]:
     """Return the paths of the datasets whose packs an order folder (`energon_pack.order`) sorts; []: it is none."""
-    if not folder.has(f"{META_FOLDER}/{ORDER_FILE}"):
+    if not order_folder.has(f"{META_FOLDER}/{ORDER_FILE}"):
         return []
     try:
-        return [str(part["path"]) for part in folder.read_json_object(f"{META_FOLDER}/{MANIFEST}")["parts"]]
+        return [str(part["path"]) for part in order_folder.read_json_object(f"{META_FOLDER}/{MANIFEST}")["parts"]]
     except (OSError, ValueError, KeyError, TypeError):
         return []
 
 
-def packed_folder(place: str | Path) -> DatasetFolder:
+def open_dataset_folder(dataset_path: str | Path) -> DatasetFolder:
     """Return a dataset's folder; raises PackError for an order over several datasets, which holds no packs."""
-    folder = DatasetFolder(place)
-    if parts := datasets_of_order(folder):
+    folder = DatasetFolder(dataset_path)
+    if parts := dataset_paths_of_order_folder(folder):
         raise PackError(f"{folder} is an order over datasets, and holds no packs: name {' or '.join(parts)}")
     return folder
 

@@ -23,9 +23,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from energon_pack.dataset import staging_files
-from energon_pack.dataset.destination import PlanMissing, another_run_error
+from energon_pack.dataset.destination import PlanMissing, concurrent_run_error
 from energon_pack.dataset.files import PAGE
-from energon_pack.dataset.ledger import ledger_of_unpublished, page_of_unpublished
+from energon_pack.dataset.ledger import ledger_path_of_unpublished, page_path_of_unpublished
 from energon_pack.dataset.manifest import MANIFEST
 from energon_pack.dataset.shards import ShardJob, WrittenShard, unfinished_files_folder, write_shard
 from energon_pack.errors import PackError, format_bytes
@@ -40,7 +40,7 @@ _NAME_TAKEN_ERRORS = {errno.ENOTEMPTY, errno.EEXIST}  # errors of a rename to a 
 _NO_LOCK_ERRORS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}  # errors of cluster file systems without locks
 
 
-class DatasetInFolder:
+class FolderDestination:
     """A dataset that a run makes in a staging folder, and that appears in its own folder at the end, complete.
 
     Args:
@@ -60,7 +60,7 @@ class DatasetInFolder:
         self._folder = final.parent / ".staging" / final.name
         self._replaced_inode: int | None = None  # the inode of the dataset that was there when the run began
 
-    def refuse_source(self, source: Source) -> None:
+    def refuse_source_inside_dataset(self, source: Source) -> None:
         """Raise PackError if the source lies in the dataset: a run must not read its own output."""
         media = {Path(root).resolve() for root in only_local_paths(source.media_places)}
         final = self.final.resolve()
@@ -107,7 +107,7 @@ class DatasetInFolder:
             with self._take_over_staging(identity) as staging:
                 yield staging
 
-    def tidy(self, identity: str) -> None:
+    def remove_leftovers_of_killed_runs(self, identity: str) -> None:
         """Remove what runs of this identity left beside their published dataset, if they were killed before the end.
 
         What another run has there stays, and if one is at work, everything does.
@@ -153,7 +153,9 @@ class DatasetInFolder:
         except FileNotFoundError:
             if staging.exists():
                 raise
-            raise another_run_error(self.place) from None  # another run took it over or removed it: the lock was lost
+            raise concurrent_run_error(
+                self.place
+            ) from None  # another run took it over or removed it: the lock was lost
         finally:
             if not (any(staging.glob("*.tar.idx")) or (staging / staging_files.JOBS_FOLDER).exists()):
                 staging_files.remove_folder(staging)
@@ -161,7 +163,7 @@ class DatasetInFolder:
             if not staging.exists():
                 (self._folder / _LOCK_FILE).unlink(missing_ok=True)
 
-    def plan_folder(self) -> Path | None:
+    def find_plan_folder(self) -> Path | None:
         """Return the staging folder in which `stage=plan` left a whole plan; None if there is none."""
         plans = (
             about.parents[1] for about in self._folder.glob(f"*/{staging_files.JOBS_FOLDER}/{staging_files.ABOUT_FILE}")
@@ -170,12 +172,12 @@ class DatasetInFolder:
 
     @contextmanager
     def open_plan_folder(self) -> Iterator[Path]:
-        """Yield `plan_folder` to write shards into it; several processes may do so at once. PlanMissing: no plan."""
+        """Yield `find_plan_folder` to write shards into it, by several processes at once. Raises PlanMissing."""
         missing = PlanMissing(f"no plan for {self.place}: stage=plan with the same settings makes it")
-        if self.plan_folder() is None:
+        if self.find_plan_folder() is None:
             raise missing
         with self._locked(fcntl.LOCK_SH):
-            if (staging := self.plan_folder()) is None:
+            if (staging := self.find_plan_folder()) is None:
                 raise missing
             yield staging
 
@@ -197,20 +199,20 @@ class DatasetInFolder:
         """Make the dataset readable for Energon before it is published; return its path or address there."""
         return staging
 
-    def discard_shards(self, staging: Path, identity: str) -> None:
+    def mark_shards_unusable(self, staging: Path, identity: str) -> None:
         """Mark all finished shards as unusable, so that the next run writes them anew."""
         for index in staging.glob("*.tar.idx"):
             index.unlink()
 
     @contextmanager
-    def discarding_wrong_shards(self, staging: Path, identity: str) -> Iterator[None]:
+    def discard_shards_on_error(self, staging: Path, identity: str) -> Iterator[None]:
         """Discard the shards if the `with` block raises an error, other than a StoreError: then they are not wrong."""
         try:
             yield
         except StoreError:
             raise
         except Exception:
-            self.discard_shards(staging, identity)
+            self.mark_shards_unusable(staging, identity)
             raise
 
     def publish(self, staging: Path, identity: str, overwrite: bool) -> None:
@@ -223,7 +225,7 @@ class DatasetInFolder:
             raise
         inode = _inode(staging)
         if inode is None or _identity_of(staging) != identity:
-            raise another_run_error(self.place)
+            raise concurrent_run_error(self.place)
         staging_files.remove_run_files(staging)
         old = self._folder / f"{inode}{_OLD_SUFFIX}"
         self._move_old_away(old)
@@ -233,13 +235,13 @@ class DatasetInFolder:
             self._restore_old()
             if error.errno not in (*_NAME_TAKEN_ERRORS, errno.ENOENT):
                 raise
-            raise another_run_error(self.place) from None
+            raise concurrent_run_error(self.place) from None
         staging_files.remove_folder(old)
         self._remove_ledger_and_page()
 
     def _remove_ledger_and_page(self) -> None:
         """Remove the ledger and the page of a run that published nothing."""
-        for path in (ledger_of_unpublished(self.final), page_of_unpublished(self.final, PAGE)):
+        for path in (ledger_path_of_unpublished(self.final), page_path_of_unpublished(self.final, PAGE)):
             path.unlink(missing_ok=True)
 
     def _move_old_away(self, old: Path) -> None:
@@ -253,7 +255,7 @@ class DatasetInFolder:
             if _inode(old) in (inode, None):
                 return
             self._restore_old()
-        raise another_run_error(self.place)
+        raise concurrent_run_error(self.place)
 
     def _restore_old(self) -> None:
         """Move datasets that `_move_old_away` moved back, if no new dataset took their place; else remove them."""
@@ -284,7 +286,7 @@ class DatasetInFolder:
                 try:
                     fcntl.flock(lock, how | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    raise another_run_error(self.place) from None
+                    raise concurrent_run_error(self.place) from None
                 except OSError as error:
                     if error.errno not in _NO_LOCK_ERRORS:
                         raise

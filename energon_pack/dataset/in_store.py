@@ -30,9 +30,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from energon_pack.dataset.destination import another_run_error
+from energon_pack.dataset.destination import concurrent_run_error
 from energon_pack.dataset.energon import write_energon_files
-from energon_pack.dataset.in_folder import DatasetInFolder
+from energon_pack.dataset.in_folder import FolderDestination
 from energon_pack.dataset.manifest import MANIFEST
 from energon_pack.dataset.shards import ShardJob, WrittenShard, shard_figures, write_packs
 from energon_pack.dataset.tar_writer import TarWriter, size_of_finished_tar
@@ -59,7 +59,7 @@ class RunState(str, Enum):
 
 @dataclass(frozen=True)
 class RunNote:
-    """The content of a `Marker`: which run writes a dataset, and the run's state.
+    """The content of a `RunMarkerOnStore`: which run writes a dataset, and the run's state.
 
     No two runs write equal notes: by comparing notes, a run sees whether the marker is still its own.
     """
@@ -78,7 +78,7 @@ class RunNote:
         return self.identity == identity and self.state is not RunState.discarded
 
 
-class Marker:
+class RunMarkerOnStore:
     """The object on a store that names the one run that may change a dataset. `dataset`: the dataset's address."""
 
     def __init__(self, dataset: str):
@@ -105,26 +105,26 @@ class Marker:
     def replace_note(self, note: RunNote, version: str | None) -> RunNote:
         """Write a note in place of the one with this version (None: there is none); PackError: another was faster."""
         if not stores.put_if_unchanged(self._address, json.dumps(asdict(note)).encode(), version):
-            raise another_run_error(self._dataset)
+            raise concurrent_run_error(self._dataset)
         return note
 
     def change_state(self, note: RunNote, state: RunState) -> RunNote:
         """Replace the run's note by one with another state; return it. Raises PackError if another run took over."""
         now, version = self.read()
         if now != note:
-            raise another_run_error(self._dataset)
+            raise concurrent_run_error(self._dataset)
         return self.replace_note(replace(note, state=state), version)
 
     def refuse_if_taken_over(self, note: RunNote) -> None:
         """Raise PackError unless the marker still holds this note, the last one that the run wrote."""
         if self.read()[0] != note:
-            raise another_run_error(self._dataset)
+            raise concurrent_run_error(self._dataset)
 
     def refuse_other_identity(self, identity: str | None) -> None:
         """Raise PackError unless the marker belongs to a run of this identity, whose shards were not discarded."""
         note, _ = self.read()
         if note is None or identity is None or not note.may_keep_shards(identity):
-            raise another_run_error(self._dataset)
+            raise concurrent_run_error(self._dataset)
 
     def remove_if_own(self, note: RunNote) -> None:
         """Remove the marker and all else in its folder, unless another run has replaced the note."""
@@ -133,7 +133,7 @@ class Marker:
             stores.delete_in_profile(names)
 
 
-class DatasetInStore(DatasetInFolder):
+class StoreDestination(FolderDestination):
     """A dataset on an object store: its shards are uploaded as they are written, and its metadata at the end.
 
     Args:
@@ -148,9 +148,9 @@ class DatasetInStore(DatasetInFolder):
         super().__init__(final)
         self.place = address
         self.write_shard = partial(upload_shard, address, None)
-        self._marker = Marker(address)
+        self._marker = RunMarkerOnStore(address)
 
-    def refuse_source(self, source: Source) -> None:
+    def refuse_source_inside_dataset(self, source: Source) -> None:
         if inside := next((shard.path for shard in source.shards if lies_in(shard.path, self.place)), None):
             raise PackError(f"the source {inside} lies in {self.place}: choose another output.dir or output.name")
 
@@ -193,7 +193,7 @@ class DatasetInStore(DatasetInFolder):
             )
 
     def has_shard(self, job: ShardJob) -> bool:
-        return is_uploaded(self.place, job)
+        return is_shard_uploaded(self.place, job)
 
     def prepare_for_check(self, staging: Path, shards: Sequence[WrittenShard], flavor: Flavor) -> str:
         where = f"../../{self.place.rpartition('/')[2]}"
@@ -205,7 +205,7 @@ class DatasetInStore(DatasetInFolder):
                 stores.put(f"{self._marker.folder}/{META_FOLDER}/{path.name}", path.read_bytes())
         return self._marker.folder
 
-    def discard_shards(self, staging: Path, identity: str) -> None:
+    def mark_shards_unusable(self, staging: Path, identity: str) -> None:
         self._note = self._marker.change_state(self._note, RunState.discarded)  # the next run removes them
 
     def publish(self, staging: Path, identity: str, overwrite: bool) -> None:
@@ -220,8 +220,8 @@ class DatasetInStore(DatasetInFolder):
                 stores.put_file(f"{self.place}/{name}", files[name])
         self._marker.remove_if_own(note_of_run)
 
-    def tidy(self, identity: str) -> None:
-        super().tidy(identity)
+    def remove_leftovers_of_killed_runs(self, identity: str) -> None:
+        super().remove_leftovers_of_killed_runs(identity)
         note, _ = self._marker.read()
         if note is not None and (note.identity, note.state) == (identity, RunState.publishing):
             self._marker.remove_if_own(note)
@@ -239,29 +239,29 @@ class DatasetInStore(DatasetInFolder):
         return [name[len(self.place) + 1 :] for name in stores.list_recursively(self.place)]
 
 
-def refuse_unwritable_address(knob: str, address: str) -> None:
+def refuse_unwritable_address(setting_name: str, address: str) -> None:
     """Raise PackError if no object can be written below an address and removed again."""
     probe = f"{address}/.staging/probe"
     try:
         stores.put(probe, b"energon_pack")
         stores.delete_in_profile([probe])
     except (StoreError, FileNotFoundError) as error:  # no such bucket
-        raise PackError(f"{knob}={address} can't be written: {error}; choose another {knob}") from None
+        raise PackError(f"{setting_name}={address} can't be written: {error}; choose another {setting_name}") from None
 
 
-def upload_shard(folder: str, identity: str | None, job: ShardJob) -> WrittenShard:
+def upload_shard(dataset_address: str, identity: str | None, job: ShardJob) -> WrittenShard:
     """Write one shard as `write_shard` does, but onto an object store: upload it in parts, then its index.
 
     The marker is read before each of the two uploads. A process that is paused after that may still upload this one
     object when it resumes, over that of another run.
 
     Args:
-        folder: the address of the dataset.
+        dataset_address: the address of the dataset.
         identity: the run's identity; None: `job.identity` is.
     """
-    marker = Marker(folder)
+    marker = RunMarkerOnStore(dataset_address)
     table = pq.ParquetFile(job.plan).read_row_group(job.row_group)
-    address = f"{folder}/{job.path.name}"
+    address = f"{dataset_address}/{job.path.name}"
     num_packs = _num_packs(table)
     marker.refuse_other_identity(identity or job.identity)
     sums_address = marker.media_sums_address(identity or job.identity, job.path.name)
@@ -280,15 +280,15 @@ def upload_shard(folder: str, identity: str | None, job: ShardJob) -> WrittenSha
     return shard_figures(job, table, num_packs, size, written.media_sums, was_there=False)
 
 
-def is_uploaded(folder: str, job: ShardJob) -> bool:
+def is_shard_uploaded(dataset_address: str, job: ShardJob) -> bool:
     """Say whether a run of the job's identity has uploaded this shard and its index."""
-    marker = Marker(folder)
+    marker = RunMarkerOnStore(dataset_address)
     note, _ = marker.read()
     if note is None or job.identity is None or not note.may_keep_shards(job.identity):
         return False
     table = pq.ParquetFile(job.plan).read_row_group(job.row_group)
     sums_address = marker.media_sums_address(job.identity, job.path.name)
-    return _size_and_sums_if_uploaded(f"{folder}/{job.path.name}", sums_address, _num_packs(table)) is not None
+    return _size_and_sums_if_uploaded(f"{dataset_address}/{job.path.name}", sums_address, _num_packs(table)) is not None
 
 
 def _num_packs(table: pa.Table) -> int:

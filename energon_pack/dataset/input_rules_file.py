@@ -46,12 +46,12 @@ def read_input_rules(dataset: str | Path, processor: str | None = None) -> Input
     return kept.rules_with_own_processor if processor is None else replace(kept.rules, folder=processor)
 
 
-def refuse_other_ids(
-    rules: InputRules, dataset: str | Path, processor: str, ids_of: Callable[[str], list[int]]
+def refuse_other_token_ids(
+    rules: InputRules, dataset: str | Path, processor: str, text_to_ids: Callable[[str], list[int]]
 ) -> None:
-    """Raise OtherTokenizer if a tokenizer (`ids_of`: text → ids) makes other ids of texts than the dataset holds."""
+    """Raise OtherTokenizer if a tokenizer (`text_to_ids`) makes other ids of texts than the dataset holds."""
     for text, ids in rules.texts:
-        if (ids_here := ids_of(text)) != list(ids):
+        if (ids_here := text_to_ids(text)) != list(ids):
             raise OtherTokenizer(f"{dataset}: {_other_ids_message(text, ids, ids_here, processor)}")
 
 

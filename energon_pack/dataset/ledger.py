@@ -44,7 +44,7 @@ def ledger_entries(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> 
         rows = table.filter(pa.array(is_out))
         ids = lengths.sample_ids(numbers[is_out], rows)
         items = start + np.flatnonzero(is_out)
-        most = lengths.largest_counts(items) if lengths.is_cut[items].any() else {}
+        most = lengths.find_largest_part_counts(items) if lengths.is_cut[items].any() else {}
         for place, (sample_id, row, code) in enumerate(zip(ids, rows.to_pylist(), left_out[is_out], strict=True)):
             item = int(items[place])
             reason, detail = refused.get(item, (row["reason"], row["detail"]))
@@ -78,7 +78,7 @@ def write_ledger(path: Path, lengths: Lengths, plan: PackPlan, packing: PackingC
             file.write(json.dumps(entry, ensure_ascii=False) + "\n")
 
 
-def read_ledger(path: Path) -> Iterator[dict[str, Any]]:
+def read_lost_sample_ledger(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the entries of a file that `write_ledger` wrote."""
     with open(path, encoding="utf-8") as file:
         yield from map(json.loads, file)
@@ -186,7 +186,7 @@ def why_measured_samples_lack_media(lengths: Lengths, max_skipped: float) -> str
     by_medium = {name: int((media == code).sum()) for code, name in enumerate(MEDIA_TYPES)}
     as_text = lengths.noted.most_frequent_names("placeholders_as_text")
     why = why_placeholders_lack_media(as_text, by_medium, lengths.num_samples, max_skipped)
-    return why or _why_every_picture_is_removed(lengths.noted.removed_pictures, by_medium)
+    return why or _why_every_picture_is_removed(lengths.noted.num_removed_pictures, by_medium)
 
 
 def why_overlong_lose_too_much(report: Report, packing: PackingConfig) -> str | None:
@@ -227,17 +227,17 @@ def refuse_unpublishable_plan(why: str | None, page: Path, figures: Report | Len
 
 def refuse_to_publish(why: str, skipped: Path, final: Path, report: Report) -> NoReturn:
     """Move the ledger (`skipped`) beside the dataset's place (`final`), and raise SamplesLost with the reason `why`."""
-    kept, page = ledger_of_unpublished(final), page_of_unpublished(final, PAGE)
+    kept, page = ledger_path_of_unpublished(final), page_path_of_unpublished(final, PAGE)
     shutil.move(skipped, kept)
     text = f"{why}: nothing is published; {kept} names each with its reason, {page} shows what there is"
     raise SamplesLost(text, str(page), report.to_json())
 
 
-def ledger_of_unpublished(final: Path) -> Path:
+def ledger_path_of_unpublished(dataset_folder: Path) -> Path:
     """Return where a run that publishes nothing leaves its ledger: `<final>.skipped.jsonl`."""
-    return final.with_name(f"{final.name}.{LEDGER}")
+    return dataset_folder.with_name(f"{dataset_folder.name}.{LEDGER}")
 
 
-def page_of_unpublished(final: Path, name: str) -> Path:
+def page_path_of_unpublished(dataset_folder: Path, page_name: str) -> Path:
     """Return where a run that publishes nothing leaves its page: beside the dataset's place, as `<final>.<name>`."""
-    return final.with_name(f"{final.name}.{name}")
+    return dataset_folder.with_name(f"{dataset_folder.name}.{page_name}")

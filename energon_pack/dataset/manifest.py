@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_pack.errors import PackError
-from energon_pack.run.address import bucket_of, is_address, joined, parent
-from energon_pack.run.files import META_FOLDER, user_cache_folder, write_whole
+from energon_pack.run.address import bucket_of, is_address, join_address, parent
+from energon_pack.run.files import META_FOLDER, user_cache_folder, write_atomically
 from energon_pack.run.untrusted_input import parse_json, parse_yaml
 from energon_pack.samples.input_rules import INPUTS_FILE, TRIAL_FILE, InputRules, max_pack_len
-from energon_pack.samples.pack_reader import READABLE_FLAVORS, format_problem
+from energon_pack.samples.pack_reader import READABLE_FLAVORS, describe_unreadable_format
 from energon_pack.samples.pack_tokens import TokensDamaged
 
 MANIFEST = "energon_pack.json"
@@ -40,7 +40,7 @@ TYPED_YAML = "typed.yaml"
 
 
 def read_manifest(path: str | Path) -> dict[str, Any]:
-    """Read energon_pack.json of a packed dataset; for a Metadataset's YAML, see `longest_manifest`.
+    """Read energon_pack.json of a packed dataset; for a Metadataset's YAML, see `select_manifest_with_longest_packs`.
 
     Raises:
         FileNotFoundError: the folder is not a packed dataset.
@@ -48,7 +48,7 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
             another version of this package can read it.
     """
     if not is_metadataset(path):
-        data = read_meta(path, MANIFEST)
+        data = read_metadata_file(path, MANIFEST)
         if data is None:
             missing = _join_path(path, f"{META_FOLDER}/{MANIFEST}")
             raise FileNotFoundError(
@@ -63,7 +63,7 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
     if not manifests:
         raise ValueError(f"{path} names no dataset that energon_pack packed")
     refuse_other_manifests(manifests)
-    return longest_manifest(manifests.values())
+    return select_manifest_with_longest_packs(manifests.values())
 
 
 def refuse_other_manifests(manifests: Mapping[str | Path, Mapping[str, Any]], further: Sequence[str] = ()) -> None:
@@ -83,17 +83,17 @@ def refuse_other_manifests(manifests: Mapping[str | Path, Mapping[str, Any]], fu
 
 def _why_unreadable(manifest: Mapping[str, Any]) -> str | None:
     if manifest.get("flavor") in READABLE_FLAVORS:
-        return format_problem(manifest)
-    from energon_pack.samples.flavors import reading_problem  # of another package
+        return describe_unreadable_format(manifest)
+    from energon_pack.samples.flavors import describe_unreadable_dataset  # of another package
 
-    return reading_problem(manifest)
+    return describe_unreadable_dataset(manifest)
 
 
 def pack_folders_of(dataset: str | Path) -> list[str | Path]:
     """Return the folders in which packs of a dataset lie: its own, or those that a Metadataset or an order names."""
     if is_metadataset(dataset):
         return [*dict.fromkeys(packed_datasets(dataset))]
-    manifest = parse_json(read_meta(dataset, MANIFEST) or b"{}")
+    manifest = parse_json(read_metadata_file(dataset, MANIFEST) or b"{}")
     return [_join_path(dataset, part["path"]) for part in manifest.get("parts") or ()] or [dataset]
 
 
@@ -122,7 +122,7 @@ def has_manifest(dataset: str | Path) -> bool:
     """Say whether a dataset, or one that a Metadataset's YAML names, has an energon_pack.json."""
     if is_metadataset(dataset):
         return any(packed_datasets(dataset))
-    return read_meta(dataset, MANIFEST) is not None
+    return read_metadata_file(dataset, MANIFEST) is not None
 
 
 def is_metadataset(dataset: str | Path) -> bool:
@@ -139,15 +139,15 @@ def packed_datasets(metadataset: str | Path) -> Iterator[str | Path]:
             path = _join_path(_parent_folder(metadataset), value["path"])
             if is_metadataset(path):
                 yield from packed_datasets(path)
-            elif read_meta(path, MANIFEST) is not None:
+            elif read_metadata_file(path, MANIFEST) is not None:
                 yield path
         if isinstance(value, (dict, list)):
             waiting[:0] = value.values() if isinstance(value, dict) else value
 
 
-def read_meta(dataset: str | Path, name: str) -> bytes | None:
+def read_metadata_file(dataset: str | Path, file_name: str) -> bytes | None:
     """Return the bytes of a file in `.nv-meta` of a dataset; None if it is not there."""
-    return _read(_join_path(dataset, f"{META_FOLDER}/{name}"))
+    return _read(_join_path(dataset, f"{META_FOLDER}/{file_name}"))
 
 
 def hash_of(data: bytes) -> str:
@@ -156,11 +156,11 @@ def hash_of(data: bytes) -> str:
 
 def read_unchanged(dataset: str | Path, name: str, written_hash: str | None = None) -> bytes:
     """Read a file in `.nv-meta`; raises ValueError if it is missing, or lacks the hash that packing wrote down."""
-    data = read_meta(dataset, name)
+    data = read_metadata_file(dataset, name)
     if data is None:
         raise ValueError(f"{dataset} has no {META_FOLDER}/{name}: get the dataset again, or pack again")
     if written_hash is None:
-        written_hash = parse_json(read_meta(dataset, MANIFEST) or b"{}").get("hashes", {}).get(name)
+        written_hash = parse_json(read_metadata_file(dataset, MANIFEST) or b"{}").get("hashes", {}).get(name)
     if hash_of(data) != written_hash:
         raise ValueError(f"{dataset}: {META_FOLDER}/{name} is not as it was packed: get the dataset again")
     return data
@@ -184,7 +184,7 @@ def _parent_folder(path: str | Path) -> str | Path:
 def _join_path(folder: str | Path, name: str) -> str | Path:
     """Join a folder, or an address, with a name; an address is returned as a string."""
     if is_address(folder) or is_address(name):
-        return joined(str(folder), name)
+        return join_address(str(folder), name)
     return Path(folder) / name
 
 
@@ -211,7 +211,7 @@ class PackTotals(NamedTuple):
         return file.getvalue()
 
 
-def longest_manifest(manifests: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def select_manifest_with_longest_packs(manifests: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the energon_pack.json with the largest max_token_len, and `max_pack_len` if another has longer packs."""
     longest, *others = sorted(manifests, key=lambda manifest: -int(manifest["max_token_len"]))
     limit = max(map(max_pack_len, (longest, *others)))
@@ -265,5 +265,5 @@ def _local_processor(folder: str | Path, hashes: Mapping[str, str]) -> str:
     copy = user_cache_folder("processors", digest)
     copy.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
-        write_whole(copy / name, data, sync=False)
+        write_atomically(copy / name, data, sync=False)
     return str(copy)

@@ -16,7 +16,7 @@ from itertools import accumulate, chain
 from typing import Any
 
 from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.pack_parts import PackFiles, PackPartReader, packs_in
+from energon_pack.dataset.pack_parts import PackFiles, PackPartReader, group_files_by_pack
 from energon_pack.dataset.source_media import ReferencedMediaReader
 from energon_pack.errors import PackError, quote
 from energon_pack.samples.bytes import Bytes
@@ -33,7 +33,7 @@ from energon_pack.samples.frames import load_patch_positions
 from energon_pack.samples.member import MemberTokens
 from energon_pack.samples.pack_reader import num_shared_media
 from energon_pack.samples.pack_tokens import TOKENS_PART, TokensDamaged, members_of, read_tokens
-from energon_pack.samples.raw_record import load_json
+from energon_pack.samples.raw_record import parse_sample_json
 from energon_pack.samples.sample import Message, Part, Reference, has_references, media_type, references_by_member
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.referenced_media import MEDIA_AT_ONCE
@@ -94,15 +94,15 @@ class ParsedPack:
         """Return the kind of each medium in `media_names`, such as `image`; None for a name that is no medium's."""
         return [[self.flavor.kind(name) for name in names] for names in self.media_names]
 
-    def positions_part(self, image: str) -> Part | None:
+    def positions_part(self, image_name: str) -> Part | None:
         """Return the part that holds the patch positions of an image; None if the image has none."""
-        name = self.flavor.positions_part(image)
+        name = self.flavor.positions_part(image_name)
         return None if name is None else self.parts.get(name)
 
-    def sample_of_medium(self, name: str) -> str | None:
+    def sample_id_of_medium(self, medium_name: str) -> str | None:
         """Return the id of the sample that a medium belongs to; None if the JSON does not tell."""
         samples = zip({**self.fields, **self.meta}.get("sample_ids", ()), self.part_names or (), strict=False)
-        return next((str(sample) for sample, names in samples if name in names), None)
+        return next((str(sample) for sample, names in samples if medium_name in names), None)
 
     @cached_property
     def sample_ids(self) -> list[str]:
@@ -131,10 +131,10 @@ def read_written_tokens(file: Bytes, pack: ParsedPack) -> list[MemberTokens]:
     return members_of(read_tokens(file.read(part.offset, part.size), pack.meta))
 
 
-def messages_of(file: Bytes, pack: ParsedPack, index: int) -> list[Message]:
-    """Return the messages of the member `index`; if they lack times of frames, its patch positions give them."""
-    positions = [_read_positions(file, pack, name) for name in pack.media_names[index]]
-    return pack.flavor.messages((pack.json_of_members or [])[index], positions)
+def read_messages_of_member(file: Bytes, pack: ParsedPack, member_index: int) -> list[Message]:
+    """Return the messages of the member `member_index`; if they lack times of frames, its patch positions give them."""
+    positions = [_read_positions(file, pack, name) for name in pack.media_names[member_index]]
+    return pack.flavor.messages((pack.json_of_members or [])[member_index], positions)
 
 
 def _read_positions(file: Bytes, pack: ParsedPack, image: str) -> Any:
@@ -150,7 +150,7 @@ def parse_pack(files: PackFiles, raw: bytes | None, flavor: PackedFlavor) -> tup
     if raw is None:
         return unread, ["it has no JSON"]
     try:
-        value = load_json(raw)
+        value = parse_sample_json(raw)
     except Skip as skip:
         return unread, [f"its JSON can't be read: {skip.detail}"]
     if not isinstance(value, dict):
@@ -252,14 +252,16 @@ class PackLookup(PackPartReader):
         super().__init__(folder, shards)
         self._flavor = flavor
 
-    def number_of(self, key: str) -> int | None:
+    def number_of(self, pack_key: str) -> int | None:
         """Return the number of the pack with this key; None: there is none. For another tool's keys, all are read."""
-        match = _PACK_KEY.fullmatch(key)
+        match = _PACK_KEY.fullmatch(pack_key)
         number = int(match[1]) if match else len(self)
-        if number < len(self) and self[number].pack.files.key == key:  # else the key is another dataset's
+        if number < len(self) and self[number].pack.files.key == pack_key:  # else the key is another dataset's
             return number
-        keys = (files.key for name in self.shard_counts for files in packs_in(TarScan(self._open_shard(name))))
-        return next((place for place, own_key in enumerate(keys) if own_key == key), None)
+        keys = (
+            files.key for name in self.shard_counts for files in group_files_by_pack(TarScan(self._open_shard(name)))
+        )
+        return next((place for place, own_key in enumerate(keys) if own_key == pack_key), None)
 
     def __getitem__(self, number: int) -> LocatedPack:
         """Read the pack with this number; raises PackError if there is none, or its shard can't be read."""

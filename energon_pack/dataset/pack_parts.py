@@ -38,7 +38,7 @@ class PackFiles(NamedTuple):
     parts: list[Part]  # in the tar's order
 
 
-def packs_in(scan: TarScan) -> Iterator[PackFiles]:
+def group_files_by_pack(scan: TarScan) -> Iterator[PackFiles]:
     """Yield the files of each pack in a shard: neighbouring files with the same key."""
     key, start, end = "", 0, 0
     parts: list[Part] = []
@@ -54,10 +54,10 @@ def packs_in(scan: TarScan) -> Iterator[PackFiles]:
         yield PackFiles(key, start, end, parts)
 
 
-def first_json(file: File) -> Any:
+def read_first_json_of_shard(shard_file: File) -> Any:
     """Parse the first file of a shard, which is the JSON of its first pack."""
-    _, offset, size = next(iter(TarScan(file)))
-    return parse_json(file.read(offset, size))
+    _, offset, size = next(iter(TarScan(shard_file)))
+    return parse_json(shard_file.read(offset, size))
 
 
 def members_of_pack(parts: Parts, flavor: str, read: ReadMedia) -> Iterable[MemberInput]:
@@ -145,10 +145,10 @@ class PackPartReader:
             if len(ends) == 2 and ends[0] < ends[1] <= file.size:
                 its_bytes = ByteRange(file, int(ends[0]), int(ends[1] - ends[0]))
                 read_ahead([(file, [(int(ends[0]), its_bytes.size)])])  # of an object, read only these bytes
-                packs = list(packs_in(TarScan(its_bytes)))
+                packs = list(group_files_by_pack(TarScan(its_bytes)))
                 if len(packs) == 1 and packs[0].end == its_bytes.size:
                     return its_bytes, packs[0]
-        for number, files in enumerate(packs_in(TarScan(file))):
+        for number, files in enumerate(group_files_by_pack(TarScan(file))):
             if number == place:
                 return file, files
         raise PackError(
@@ -165,7 +165,7 @@ class PackPartReader:
         if index is not None:
             return max(0, index.size // 8 - 1)
         with suppress(OSError):
-            return sum(1 for _ in packs_in(TarScan(self._open_shard(name))))
+            return sum(1 for _ in group_files_by_pack(TarScan(self._open_shard(name))))
         return 0
 
     def __getstate__(self) -> dict[str, Any]:

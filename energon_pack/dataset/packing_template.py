@@ -4,14 +4,14 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from energon_pack.dataset.input_rules_file import read_input_rules, refuse_other_ids
+from energon_pack.dataset.input_rules_file import read_input_rules, refuse_other_token_ids
 from energon_pack.dataset.manifest import packing_processor_folder, read_manifest
 from energon_pack.errors import PackError
-from energon_pack.run.untrusted_input import dataclass_from_plain
+from energon_pack.run.untrusted_input import dataclass_from_dict
 from energon_pack.samples.member import MemberInput, MemberTokens
 from energon_pack.templates.families import ASKING_FAMILIES, AUTO
 from energon_pack.templates.identity import labels_from_recorded
-from energon_pack.templates.model_inputs import tokens_of_foreign_member
+from energon_pack.templates.model_inputs import tokenize_foreign_member
 from energon_pack.templates.processor import build_uncached_template as load_model_template
 from energon_pack.templates.settings import MediaConfig, ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template
@@ -38,12 +38,12 @@ def load_template(path: str | Path, processor: str | None = None, trust_remote_c
     content = manifest["content"]
     changes = {"processor": processor, "trust_remote_code": trust_remote_code}
     settings = TemplateSettings(
-        dataclass_from_plain(ModelConfig, {**node, **changes}),
-        dataclass_from_plain(MediaConfig, content["media"]),
+        dataclass_from_dict(ModelConfig, {**node, **changes}),
+        dataclass_from_dict(MediaConfig, content["media"]),
         labels_from_recorded(content["labels"]),
     )
     template = _build_template(settings)
-    refuse_other_ids(read_input_rules(path, processor), path, processor, template.ids_of)
+    refuse_other_token_ids(read_input_rules(path, processor), path, processor, template.ids_of)
     return template
 
 
@@ -51,7 +51,7 @@ def tokenize_like_packs(
     dataset: str, processor: str | None, trust_remote_code: bool, member: MemberInput
 ) -> MemberTokens:
     """Tokenize a sample that is in no pack, in the same way as the packs of a dataset."""
-    return tokens_of_foreign_member(_cached_template(dataset, processor, trust_remote_code), member)
+    return tokenize_foreign_member(_cached_template(dataset, processor, trust_remote_code), member)
 
 
 @lru_cache(maxsize=4)

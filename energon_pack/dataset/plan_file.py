@@ -25,9 +25,9 @@ from energon_pack.dataset.files import (
 )
 from energon_pack.dataset.manifest import PackTotals
 from energon_pack.plan.items import Items, Lengths
-from energon_pack.plan.packs import PackPlan, ShardPlan, flops_of_packs, packs_of_sizes
-from energon_pack.plan.trees import with_own_counts
-from energon_pack.run.bounded_memory import blocks
+from energon_pack.plan.packs import PackPlan, ShardPlan, flops_of_packs, plan_packs_of_sizes
+from energon_pack.plan.trees import subtract_shared_counts
+from energon_pack.run.bounded_memory import split_into_blocks
 from energon_pack.run.seeded_random import Ints
 from energon_pack.samples.cut import schema_with_cut_type
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, MEDIA_TYPES
@@ -36,18 +36,18 @@ from energon_pack.steps.cost import CostModel
 _COUNTED_COLUMNS = ("pack", "media_type", "token_len", "num_supervised", "num_visual_tokens", "parts")
 
 
-def read_counted_columns(plan: PlanFile, *more: str) -> Iterator[pa.Table]:
-    """Yield each row group of a plan, with the columns that `items_from_table` needs and those in `more`."""
+def read_columns_for_items(plan: PlanFile, *more_columns: str) -> Iterator[pa.Table]:
+    """Yield each row group of a plan, with the columns that `items_from_table` needs and those in `more_columns`."""
     with plan.open_parquet() as file:
         optional = [name for name in OPTIONAL_COLUMNS if name in file.schema_arrow.names]
-    yield from plan.tables(*_COUNTED_COLUMNS, *optional, *more)
+    yield from plan.tables(*_COUNTED_COLUMNS, *optional, *more_columns)
 
 
 def totals_of_written_plan(plan: PlanFile, cost: CostModel) -> PackTotals:
     """Return the costs and tokens of each pack, from pack_plan.parquet."""
     sums = [
-        totals_of_plan(items_from_table(table), packs_of_sizes(num_members(table)), cost)
-        for table in read_counted_columns(plan)
+        totals_of_plan(items_from_table(table), plan_packs_of_sizes(num_members(table)), cost)
+        for table in read_columns_for_items(plan)
     ]
     return PackTotals(*map(np.concatenate, zip(*sums, strict=True)))
 
@@ -55,12 +55,12 @@ def totals_of_written_plan(plan: PlanFile, cost: CostModel) -> PackTotals:
 def totals_of_plan(items: Items, packs: PackPlan, cost: CostModel) -> PackTotals:
     """Return the costs and tokens of each pack, from a plan in memory."""
     lm, vision = flops_of_packs(items, packs, cost)
-    return PackTotals(lm, vision, packs.per_pack(items.lens), packs.per_pack(items.num_supervised))
+    return PackTotals(lm, vision, packs.sum_per_pack(items.lens), packs.sum_per_pack(items.num_supervised))
 
 
-def num_members(table: pa.Table) -> Ints:
+def num_members(plan_table: pa.Table) -> Ints:
     """Return int64[packs], the number of members of each pack; the rows of a pack must stand together."""
-    packs = table["pack"].combine_chunks().dictionary_encode().indices.to_numpy()
+    packs = plan_table["pack"].combine_chunks().dictionary_encode().indices.to_numpy()
     starts = np.concatenate(([0], np.flatnonzero(np.diff(packs)) + 1, [len(packs)]))
     sizes: Ints = np.diff(starts)
     return sizes
@@ -88,7 +88,7 @@ def items_from_table(table: pa.Table) -> Items:
         return items
     shared = {"token_len": "shared_len", "num_images": "num_shared_images"}
     shared |= {"num_visual_tokens": "num_shared_visual_tokens"}
-    return with_own_counts(items, {name: column(shared_column) for name, shared_column in shared.items()})
+    return subtract_shared_counts(items, {name: column(shared_column) for name, shared_column in shared.items()})
 
 
 _ROWS_AT_ONCE = 200_000  # rows to sort at a time
@@ -126,7 +126,7 @@ def write_plan(path: Path, lengths: Lengths, plan: PackPlan, shards: ShardPlan, 
 def _write_rows_by_shard(file: BinaryIO, lengths: Lengths, plan: PackPlan, edges: Ints) -> list[list[tuple[int, int]]]:
     """Write all rows to a file in pieces sorted by output shard; return offset and size of each shard's pieces."""
     place = lengths.scratch.zeros(len(lengths.items), np.int64)  # index + 1 of each member in the plan; 0: in no pack
-    for block in blocks(len(plan.items)):
+    for block in split_into_blocks(len(plan.items)):
         place[plan.items[block]] = np.arange(block.start, block.stop) + 1
     chunks: list[list[tuple[int, int]]] = [[] for _ in edges[1:]]
     waiting: list[pa.Table] = []

@@ -25,9 +25,9 @@ import pyarrow.parquet as pq
 
 from energon_pack.dataset.files import PlanRow, checksums_to_bytes
 from energon_pack.dataset.sources import RowsWithChecksums, SampleReader, tokens_of
-from energon_pack.dataset.staging_files import mark_done, media_sums_if_done
+from energon_pack.dataset.staging_files import mark_shard_done, read_media_checksums_if_done
 from energon_pack.dataset.tar_writer import TarComparer, TarDiffers, TarWriter, size_of_finished_tar
-from energon_pack.lengths.kept_tokens import KeptTokens
+from energon_pack.lengths.kept_tokens import KeptTokenReader
 from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.flavors.base import MESSAGES_FIELD, Conversation, Fields, PackedFlavor, with_references
 from energon_pack.samples.member import MemberTokens
@@ -96,10 +96,10 @@ def write_shard(job: ShardJob) -> WrittenShard:
     """Write one shard, then its `.tar.idx`. A shard that a killed run finished is kept if it has the right bytes."""
     table = pq.ParquetFile(job.plan).read_row_group(job.row_group)
     index = job.path.with_suffix(".tar.idx")
-    present = media_sums_if_done(job.path, job.identity) or _sums_if_finished(job, table, index)
+    present = read_media_checksums_if_done(job.path, job.identity) or _sums_if_finished(job, table, index)
     sums = present or _write_tar(job, table, index)
     if job.identity is not None:
-        mark_done(job.path, job.identity, sums)
+        mark_shard_done(job.path, job.identity, sums)
     num_packs, num_bytes = index.stat().st_size // 8 - 1, job.path.stat().st_size
     return shard_figures(job, table, num_packs, num_bytes, sums, was_there=present is not None)
 
@@ -184,7 +184,7 @@ def write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> WrittenPacks:
     """Write all packs of a shard."""
     starts: list[int] = []
     bounds: list[int] = []  # for each pack, how many media are before it
-    with SampleReader(job.source) as sources, KeptTokens(job.tokens_folder) as kept:
+    with SampleReader(job.source) as sources, KeptTokenReader(job.tokens_folder) as kept:
         places = iter(job.token_places.tolist())
         rows = zip(rows_of(table, PlanRow), job.checksums.tolist(), strict=True)
         put = _write_with_media if job.source_root is None else _write_with_references
@@ -203,7 +203,7 @@ def write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> WrittenPacks:
                 bounds.append(len(tar.checksums))
                 for member, ends in zip(pack.members, put(tar, pack, sources, job.source_root), strict=True):
                     row = member.row
-                    sources.refuse_changed(row, member.sample, ends[: len(row.parts)], member.checksum)
+                    sources.refuse_changed_sample(row, member.sample, ends[: len(row.parts)], member.checksum)
         starts.append(tar.position)
         bounds.append(len(tar.checksums))
         tar.finish()
@@ -252,7 +252,7 @@ def _content_of_pack(key: str, pack: Sequence[_PackMember], job: ShardJob) -> _P
     members, samples = [member.row for member in pack], [member.sample for member in pack]
     tokens = join_member_tokens([member.tokens for member in pack]).to_bytes()
     conversations = [
-        pack_conversation(sample, job.flavor, member.num_shared_media)
+        convert_to_pack_conversation(sample, job.flavor, member.num_shared_media)
         for sample, member in zip(samples, members, strict=True)
     ]
     shared_lens = [member.shared_len for member in members]
@@ -310,7 +310,7 @@ def _add_json_and_tokens(tar: TarWriter, pack: _PackContent, value: Fields) -> N
     tar.add(f"{pack.key}.{TOKENS_PART}", pack.tokens)
 
 
-def pack_conversation(sample: ReadSample, flavor: PackedFlavor, num_shared_media: int = 0) -> Conversation:
+def convert_to_pack_conversation(sample: ReadSample, flavor: PackedFlavor, num_shared_media: int = 0) -> Conversation:
     """Return a sample in the form of its pack's JSON; `num_shared_media`: of the first, with the member before."""
     messages = sample.timed_messages if flavor.times_in_text else sample.messages
     media = [(part.kind, part.extension) for part in sample.parts]

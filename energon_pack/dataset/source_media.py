@@ -17,7 +17,7 @@ from energon_pack.samples.sample import Parts, Reference
 from energon_pack.sources.storage import open_file, path_in
 
 if TYPE_CHECKING:
-    from energon_pack.sources.referenced_media import SourceMedia
+    from energon_pack.sources.referenced_media import SourceMediaReader
 
 SOURCE_ROOT_VARIABLE = "ENERGON_PACK_SOURCE"
 
@@ -55,10 +55,10 @@ class ReferencedMediaReader:
         self._dataset, self._root, self._whole = os.fspath(dataset), root, whole
 
     @cached_property
-    def _source(self) -> "SourceMedia":
-        from energon_pack.sources.referenced_media import SourceMedia  # most packs hold their media
+    def _source(self) -> "SourceMediaReader":
+        from energon_pack.sources.referenced_media import SourceMediaReader  # most packs hold their media
 
-        return SourceMedia(self._root or source_root(self._dataset))
+        return SourceMediaReader(self._root or source_root(self._dataset))
 
     def opened(self, reference: Reference) -> Bytes:
         """Open a medium as a file of bytes; raises what `SourceMedia.opened` and `source_root` raise."""

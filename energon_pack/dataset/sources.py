@@ -15,12 +15,12 @@ from energon_pack.samples.sample import AnyPart, Part, Reference
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.media_files import END_BYTES, EndBytes, end_ranges, ends_of
-from energon_pack.sources.reader import Reader, SourceChanged, whole_medium_range
-from energon_pack.sources.referenced_media import member_at
+from energon_pack.sources.reader import SourceChanged, SourceReader, whole_medium_range
+from energon_pack.sources.referenced_media import find_tar_member_at
 from energon_pack.sources.sample import read_without_opening_media, with_headers
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import File
-from energon_pack.sources.tar import is_header_of
+from energon_pack.sources.tar import is_tar_header_of
 from energon_pack.templates.processor import load_saved_template
 from energon_pack.templates.sample import Sample
 
@@ -33,7 +33,7 @@ class SampleReader:
 
     def __init__(self, shards: dict[str, Shard]):
         self._shards = shards
-        self._reader = Reader()
+        self._reader = SourceReader()
 
     def read_ahead(self, packs: Iterable[RowsWithChecksums], are_copied: bool) -> Iterator[RowsWithChecksums]:
         """Yield the same packs, but first request their media: whole if they `are_copied`, else only their ends."""
@@ -54,20 +54,20 @@ class SampleReader:
         try:
             return read_without_opening_media(self._reader, shard, row, settings, raw[lead:])
         except Skip as skip:  # it could be read when it was measured
-            raise self.changed_error(row) from skip
+            raise self.changed_source_error(row) from skip
 
     def with_headers(self, row: PlanRow, sample: ReadSample) -> ReadSample:
         """Return a sample that `read_without_media` returned, with the headers of its media, which tokenizing needs."""
         try:
             return with_headers(self._reader, self._shards[row.shard], sample)
         except Skip as skip:  # it could be read when it was measured
-            raise self.changed_error(row) from skip
+            raise self.changed_source_error(row) from skip
 
     def read_member(self, row: PlanRow, *, settings: ReadSettings, checksum: int) -> MemberInput:
         """Read a sample with its media, in the form that training encodes."""
         sample = self.read_without_media(row, settings)
-        media = [self.checked_file(row, part).read(part.offset, part.size) for part in sample.parts]
-        self.refuse_changed(row, sample, (data[:END_BYTES] + data[-END_BYTES:] for data in media), checksum)
+        media = [self.open_file_with_part_checked(row, part).read(part.offset, part.size) for part in sample.parts]
+        self.refuse_changed_sample(row, sample, (data[:END_BYTES] + data[-END_BYTES:] for data in media), checksum)
         return sample.member(row.sample_id, media, row.token_len)
 
     def copy_part(self, tar: TarWriter, name: str, row: PlanRow, part: AnyPart) -> bytes:
@@ -89,7 +89,7 @@ class SampleReader:
         place = self._shards[row.shard].place(part, root)
         return Reference(name, place, part.size, ends.checksum, row.sample_id), ends
 
-    def checked_file(self, row: PlanRow, part: AnyPart) -> File:
+    def open_file_with_part_checked(self, row: PlanRow, part: AnyPart) -> File:
         """Return the file that holds a part; SourceChanged: the tar header before it is of another name or size."""
         file, lead = self._file(row, part), self._header_size(row)
         self._check_header(file.read(part.offset - lead, lead), row, part)
@@ -105,25 +105,27 @@ class SampleReader:
     def _check_header(self, header: bytes, row: PlanRow, part: AnyPart) -> None:
         """Raise SourceChanged if the tar headers before a part are not of its name and size."""
         shard = self._shards[row.shard]
-        if not shard.lead or is_header_of(header, f"{row.key}.{part.name}", part.size):
+        if not shard.lead or is_tar_header_of(header, f"{row.key}.{part.name}", part.size):
             return
         name = f"{shard.key_in_tar(row.key)}.{part.name}"
-        if is_header_of(header, name, part.size):
+        if is_tar_header_of(header, name, part.size):
             return
         # An extended header may say what the plain one does not.
-        member = member_at(self._reader.open_unchanged_shard(shard), part.offset)
+        member = find_tar_member_at(self._reader.open_unchanged_shard(shard), part.offset)
         if member not in ((name, part.size), (f"{row.key}.{part.name}", part.size)):
-            raise self.changed_error(row)
+            raise self.changed_source_error(row)
 
-    def refuse_changed(self, row: PlanRow, sample: ReadSample, ends: Iterable[bytes], checksum: int) -> None:
+    def refuse_changed_sample(
+        self, row: PlanRow, sample: ReadSample, media_ends: Iterable[bytes], measured_checksum: int
+    ) -> None:
         """Raise SourceChanged if the checksum of a sample's record and of its media's ends is not the measured one."""
         sum_here = crc32(sample.raw)
-        for end in ends:
+        for end in media_ends:
             sum_here = crc32(end, sum_here)  # see `Reader.checksum`
-        if sum_here != checksum:
-            raise self.changed_error(row)
+        if sum_here != measured_checksum:
+            raise self.changed_source_error(row)
 
-    def changed_error(self, row: PlanRow) -> SourceChanged:
+    def changed_source_error(self, row: PlanRow) -> SourceChanged:
         return SourceChanged(self._shards[row.shard].path, row.sample_id)
 
     def __enter__(self) -> "SampleReader":
@@ -136,7 +138,7 @@ class SampleReader:
 def tokens_of(
     members: RowsWithChecksums,
     samples: Sequence[ReadSample],
-    kept: Sequence[KeptSample | None],
+    kept_samples: Sequence[KeptSample | None],
     sources: SampleReader,
     template_folder: str,
     engine: str,
@@ -144,14 +146,14 @@ def tokens_of(
     """Return the tokens of each member: those that measuring kept, or new ones.
 
     Args:
-        kept: what measuring kept of each member; None: nothing, so that the member is tokenized here.
+        kept_samples: what measuring kept of each member; None: nothing, so that the member is tokenized here.
 
     Raises:
         SourceChanged: a sample is not as it was measured.
         LengthsWrong: a sample has another number of tokens, or of trained tokens, than was measured.
     """
-    tokens = [its and its.tokens for its in kept]
-    missing = [number for number, its in enumerate(kept) if its is None]
+    tokens = [its and its.tokens for its in kept_samples]
+    missing = [number for number, its in enumerate(kept_samples) if its is None]
     read = {number: sources.with_headers(members[number][0], samples[number]) for number in missing}
     as_seen = {number: Sample(its.timed_messages, its.media, its.tools, its.options) for number, its in read.items()}
     with suppress(Skip):  # each alone, to name the one
@@ -164,7 +166,7 @@ def tokens_of(
         ids = _counts_text(known) if known is not None else _counts_of_sample(template_folder, as_seen[number], engine)
         if ids != f"{member.token_len} tokens, {member.num_supervised} of them trained":
             sample = samples[number]
-            sources.refuse_changed(
+            sources.refuse_changed_sample(
                 member, sample, (sources.read_part_ends(member, part) for part in sample.parts), checksum
             )
             raise LengthsWrong(

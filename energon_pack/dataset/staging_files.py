@@ -15,7 +15,7 @@ from zlib import crc32
 
 from energon_pack.dataset.files import PLAN
 from energon_pack.errors import PackError
-from energon_pack.run.files import TEMPORARY_SUFFIX, write_whole
+from energon_pack.run.files import TEMPORARY_SUFFIX, write_atomically
 
 #: folder with what `stage=write` reads beside the plan, and its file that is written last
 JOBS_FOLDER, ABOUT_FILE = ".jobs", "about.json"
@@ -24,12 +24,12 @@ IDENTITY_FILE, GONE_SUFFIX = ".identity", ".gone"
 DONE_SUFFIX = ".done"
 
 
-def mark_done(shard: Path, identity: str, media_sums: bytes) -> None:
-    """Write the file beside a finished shard. `media_sums`: see `dataset.files`."""
-    write_whole(_done_file(shard), _first_line(shard, identity) + media_sums)
+def mark_shard_done(shard: Path, identity: str, media_checksums: bytes) -> None:
+    """Write the file beside a finished shard. `media_checksums`: see `dataset.files`."""
+    write_atomically(_done_file(shard), _first_line(shard, identity) + media_checksums)
 
 
-def media_sums_if_done(shard: Path, identity: str | None) -> bytes | None:
+def read_media_checksums_if_done(shard: Path, identity: str | None) -> bytes | None:
     """Return the checksums of a shard that a process of the run with this identity wrote and synced; None: none did.
 
     The shard itself is not read. `identity`: None: one process writes alone and marks no shard, so no shard counts as
@@ -45,8 +45,8 @@ def media_sums_if_done(shard: Path, identity: str | None) -> bytes | None:
 
 
 def is_shard_done(shard: Path, identity: str | None) -> bool:
-    """Say whether a process of the run with this identity wrote and synced a shard: see `media_sums_if_done`."""
-    return media_sums_if_done(shard, identity) is not None
+    """Say whether a process of this run wrote and synced a shard, as `read_media_checksums_if_done` does."""
+    return read_media_checksums_if_done(shard, identity) is not None
 
 
 def _first_line(shard: Path, identity: str) -> bytes:
@@ -90,7 +90,7 @@ def remove_all_but_shards(staging: Path, identity: str) -> None:
     """Remove everything but finished shards, and a plan, from a staging folder; make it if it does not exist."""
     if not staging.exists():
         staging.mkdir(parents=True)
-        write_whole(staging / IDENTITY_FILE, identity.encode())
+        write_atomically(staging / IDENTITY_FILE, identity.encode())
     finished = {path.name.removesuffix(".idx") for path in staging.glob("*.tar.idx")}
     kept = {
         IDENTITY_FILE,

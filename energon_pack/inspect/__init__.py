@@ -5,6 +5,6 @@ import re
 _OVERRIDE = re.compile(r"(\+\+?|~)?[A-Za-z_][\w.@]*=|~[A-Za-z_]")
 
 
-def is_override(text: str) -> bool:
+def is_hydra_override(argument: str) -> bool:
     """Tell whether a word of the command line is a Hydra override, as `+model=qwen2_5_vl`, and no number, key or id."""
-    return _OVERRIDE.match(text) is not None
+    return _OVERRIDE.match(argument) is not None

@@ -9,11 +9,11 @@ import shlex
 from pathlib import Path
 
 from energon_pack.errors import PackError
-from energon_pack.inspect import is_override
+from energon_pack.inspect import is_hydra_override
 from energon_pack.inspect.dataset import description_lines, open_dataset
 from energon_pack.report.views.screens import print_blocks, print_commands, print_pack
-from energon_pack.report.views.text import Sentence
-from energon_pack.run.command import positive_int, tool_parser
+from energon_pack.report.views.text import SentenceBlock
+from energon_pack.run.command import make_tool_parser, positive_int
 from energon_pack.run.console import say
 
 _MAX_THUMBNAILS = 24
@@ -40,7 +40,7 @@ def main() -> int:
 def _show_pack(options: argparse.Namespace) -> int:
     if not options.given:
         raise PackError("a folder of a packed dataset, or --source PATH +model=MODEL; --help says more")
-    if len(options.given) > 2 or any(map(is_override, options.given[1:])):
+    if len(options.given) > 2 or any(map(is_hydra_override, options.given[1:])):
         raise PackError(f"{' '.join(options.given[1:])}: one number or key of a pack; overrides are for --source")
     opened = open_dataset(options.given[0])
     with opened.packs:
@@ -55,18 +55,20 @@ def _show_pack(options: argparse.Namespace) -> int:
             say("")
         vocabulary, missing = None, None
         if options.tokens or options.processor or options.html:
-            from energon_pack.inspect.vocabulary import vocabulary_for
+            from energon_pack.inspect.vocabulary import load_token_decoder
 
-            vocabulary, missing = vocabulary_for(opened, options.processor, options.trust_remote_code)
+            vocabulary, missing = load_token_decoder(opened, options.processor, options.trust_remote_code)
         located = opened.packs[number]
         view = opened.view(located, vocabulary, _MAX_THUMBNAILS if options.html else 0)
         if options.html:  # written before anything is printed, because `| head` ends the process
             from energon_pack.inspect.pack_page import pack_page
-            from energon_pack.inspect.vocabulary import processor_of
+            from energon_pack.inspect.vocabulary import choose_processor
 
             how = {"trust_remote_code": options.trust_remote_code}
-            _write_page(options.html, pack_page(opened, located, view, processor_of(opened, options.processor), how))
-        print_blocks(Sentence(note, "bad") for note in (*opened.notes, *([missing] if missing else [])))
+            _write_page(
+                options.html, pack_page(opened, located, view, choose_processor(opened, options.processor), how)
+            )
+        print_blocks(SentenceBlock(note, "bad") for note in (*opened.notes, *([missing] if missing else [])))
         print_pack(view, options.full)
         following = min(number + 1, len(opened.packs) - 1)
         print_commands(
@@ -92,7 +94,7 @@ def _unused_options(options: argparse.Namespace) -> list[str]:
 def _arguments() -> argparse.Namespace:
     takes = "DIR [PACK] | --source PATH +model=MODEL [OVERRIDES] [SAMPLE]"
     purpose = "Look at a pack of a dataset, or at a sample of a source before it is packed."
-    tool = tool_parser("inspect", takes, purpose, _EXAMPLES, _EXIT_CODES)
+    tool = make_tool_parser("inspect", takes, purpose, _EXAMPLES, _EXIT_CODES)
     named = "a packed dataset, and the number or key of a pack, or a sample in it"
     tool.add_argument("given", nargs="*", metavar="DIR [PACK]", help=named)
     tool.add_argument("--random", nargs="?", type=positive_int, const=0, metavar="SEED", help="any pack, or any sample")

@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from energon_pack.dataset.files import LEDGER, PLAN, PlanFile, nested_value
-from energon_pack.dataset.folder import DatasetFolder, packed_folder
+from energon_pack.dataset.folder import DatasetFolder, open_dataset_folder
 from energon_pack.dataset.manifest import MANIFEST, REPORT, has_manifest
 from energon_pack.dataset.pack_json import LocatedPack, PackLookup
 from energon_pack.errors import PackError, amount
-from energon_pack.report.views.packed import pack_view
+from energon_pack.report.views.packed import read_pack_view
 from energon_pack.report.views.view import PackPlace, PackView
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.bytes import as_file
@@ -43,24 +43,27 @@ class OpenDataset:
         """Return the plan; None: there is none."""
         return PlanFile(self.folder) if self.folder.has(PLAN) else None
 
-    def number_of(self, named: str) -> int:
+    def number_of(self, pack_or_sample: str) -> int:
         """Return the number of a pack.
 
-        `named`: its number, from the end if negative; its key; or the id or key of a sample in it.
+        `pack_or_sample`: its number, from the end if negative; its key; or the id or key of a sample in it.
 
         Raises:
             PackError: there is no such pack; for a sample that was left out, with the reason.
         """
         num_packs = len(self.packs)
-        if named.lstrip("-").isdecimal():
-            number = int(named) + (num_packs if named.startswith("-") else 0)
+        if pack_or_sample.lstrip("-").isdecimal():
+            number = int(pack_or_sample) + (num_packs if pack_or_sample.startswith("-") else 0)
             if 0 <= number < num_packs:
                 return number
-            raise PackError(f"pack {named} of {self.folder}: there are {num_packs:,}, from 0 on")
-        found = self.packs.number_of(self._key_of_pack_with(named) or named)
+            raise PackError(f"pack {pack_or_sample} of {self.folder}: there are {num_packs:,}, from 0 on")
+        found = self.packs.number_of(self._key_of_pack_with(pack_or_sample) or pack_or_sample)
         if found is None:
-            why = next(self._reasons_left_out(named), "no such key of a pack, and no such sample in its plan or ledger")
-            raise PackError(f"{named} of {self.folder}: {why}")
+            why = next(
+                self._reasons_left_out(pack_or_sample),
+                "no such key of a pack, and no such sample in its plan or ledger",
+            )
+            raise PackError(f"{pack_or_sample} of {self.folder}: {why}")
         return found
 
     def _key_of_pack_with(self, sample: str) -> str | None:
@@ -88,12 +91,12 @@ class OpenDataset:
         rows = plan.rows_of_packs({key}).get(key) if plan else None
         longest = self.manifest.get("max_token_len")
         place = PackPlace(located.number, len(self.packs), located.shard, longest if type(longest) is int else None)
-        return pack_view(located.file, located.pack, place, rows, vocabulary, max_thumbnails, located.defects)
+        return read_pack_view(located.file, located.pack, place, rows, vocabulary, max_thumbnails, located.defects)
 
 
 def open_dataset(dataset: str | Path) -> OpenDataset:
     """Open a packed dataset by its folder or address; raises PackError if it is none, or holds no pack."""
-    folder = packed_folder(dataset)
+    folder = open_dataset_folder(dataset)
     if not folder.has_files:
         raise PackError(
             f"{folder} is no packed dataset: nothing is in it, or it is a file: give a folder (Metadatasets name some);"

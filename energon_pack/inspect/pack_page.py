@@ -7,7 +7,7 @@ from typing import Any
 from energon_pack.dataset.pack_json import LocatedPack
 from energon_pack.errors import PackError, one_line
 from energon_pack.inspect.dataset import OpenDataset, description_lines
-from energon_pack.report.pages.html import Html, clipped, page, section, table, tag
+from energon_pack.report.pages.html import Html, clip_text, page, section, table, tag
 from energon_pack.report.views.screens import pack_section
 from energon_pack.report.views.view import PackView
 from energon_pack.samples.flavors import load_pack_members
@@ -72,4 +72,4 @@ def _batch_rows(batch: Mapping[str, Any]) -> Iterator[tuple[Html, str, str, Html
             first = value.flatten()[:_MAX_VALUES].tolist()
             shown = ", ".join(f"{item:.3g}" if isinstance(item, float) else str(item) for item in first)
             shown += ", …" * (value.numel() > _MAX_VALUES)
-        yield tag("code", name), shape, kind, tag("code", clipped(shown, 160))
+        yield tag("code", name), shape, kind, tag("code", clip_text(shown, 160))

@@ -15,7 +15,7 @@ from energon_pack.config import Stage
 from energon_pack.config.compose import compose_config
 from energon_pack.config.stage_settings import StageSettings
 from energon_pack.errors import PackError, amount
-from energon_pack.inspect import is_override
+from energon_pack.inspect import is_hydra_override
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.worker import LengthsRow, render_and_count, set_warnings
 from energon_pack.online.samples import as_sample
@@ -25,7 +25,7 @@ from energon_pack.plan.sample_measures import SampleMeasurer
 from energon_pack.plan.settings import CAPPED_COLUMNS, exceeded_limits
 from energon_pack.report.data_rules import NOTE_REMARKS
 from energon_pack.report.views.screens import member_blocks, print_blocks, print_commands, print_heading, print_sample
-from energon_pack.report.views.view import MediumView, MemberView, turns_of, vocabulary_of, with_tokens
+from energon_pack.report.views.view import MediumView, MemberView, add_tokens_to_view, token_decoder_of, turns_of
 from energon_pack.run.console import say
 from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.cut import member_id
@@ -33,20 +33,20 @@ from energon_pack.samples.keys import similar_key_hint
 from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.pairs import cuts_of_pair
 from energon_pack.samples.placeholders import num_media_before
-from energon_pack.samples.raw_record import load_json
+from energon_pack.samples.raw_record import parse_sample_json
 from energon_pack.samples.sample import media_type
 from energon_pack.samples.skip import NOTHING_TRAINED_DETAIL, Reason, Skip
 from energon_pack.sources.find import Source
-from energon_pack.sources.reader import Reader
+from energon_pack.sources.reader import SourceReader
 from energon_pack.sources.sample import cut_sample, read_measured_sample, read_sample
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.source_file import IndexRow, rows_of
 from energon_pack.sources.source_path import find_source, source_summary
-from energon_pack.sources.wds import damage_of, dotted_keys_error, index_metadata
+from energon_pack.sources.wds import dotted_keys_error, index_metadata, parse_index_damage
 from energon_pack.steps.topology import Topology
 from energon_pack.templates.processor import build_uncached_template
 from energon_pack.templates.sample import Sample
-from energon_pack.templates.settings import TemplateSettings, Untrained
+from energon_pack.templates.settings import TemplateSettings, UntrainedSamplePolicy
 from energon_pack.templates.template import Template
 
 _MAX_STRING_CHARS = 400  # characters of a string in the raw JSON
@@ -68,8 +68,8 @@ def show_sample(options: argparse.Namespace) -> int:
         raise PackError(
             "--html is for a pack; energon-pack stage=plan makes a page with pictures of a source's samples"
         )
-    overrides = list(filter(is_override, options.given))
-    named = [text for text in options.given if not is_override(text)]
+    overrides = list(filter(is_hydra_override, options.given))
+    named = [text for text in options.given if not is_hydra_override(text)]
     if len(named) > 1:
         raise PackError(f"{' '.join(named)}: one number or id of a sample")
     config = replace(compose_config(overrides), stage=Stage.plan)  # nothing is written, whatever the overrides say
@@ -80,8 +80,8 @@ def show_sample(options: argparse.Namespace) -> int:
     shard = indexed.shard
     settings = StageSettings.of(config, source, config.model.processor or "")
     template, missing = _load_template(settings.method.template)
-    with Reader() as reader:
-        looked = look_at_sample(settings, reader, shard, indexed.rows[place], template)
+    with SourceReader() as reader:
+        looked = read_sample_to_show(settings, reader, shard, indexed.rows[place], template)
     num_files = len(source.shards)
     where = f"sample {place:,} of {shard.name}" + f", a file of {num_files:,} in the source" * (num_files > 1)
     remarks = [*indexed.damage, *looked.remarks]
@@ -95,9 +95,9 @@ def show_sample(options: argparse.Namespace) -> int:
     return 0
 
 
-def look_at_sample(
+def read_sample_to_show(
     settings: StageSettings,
-    reader: Reader,
+    reader: SourceReader,
     shard: Shard,
     row: IndexRow | LengthsRow,
     template: Template | None,
@@ -144,11 +144,11 @@ def look_at_sample(
     return ShownSample(view, _short_json(raw), remarks, *rejected)
 
 
-def print_rejected_side(looked: ShownSample, most: int | None) -> None:
-    """Print the rejected side of a preference pair; `most`: characters of its text, None: all."""
-    if looked.rejected is not None:
-        print_heading(looked.rejected.sample_id)
-        print_blocks(member_blocks(looked.rejected), most)
+def print_rejected_side(shown: ShownSample, max_chars: int | None) -> None:
+    """Print the rejected side of a preference pair; `max_chars`: characters of its text, None: all."""
+    if shown.rejected is not None:
+        print_heading(shown.rejected.sample_id)
+        print_blocks(member_blocks(shown.rejected), max_chars)
 
 
 def _why_left_out(settings: StageSettings, row: LengthsRow, sample: ReadSample) -> tuple[str | None, list[str]]:
@@ -164,7 +164,7 @@ def _why_left_out(settings: StageSettings, row: LengthsRow, sample: ReadSample) 
         remarks.append(f"{', '.join(too_much)}: packing.overlong={packing.overlong.value} says what becomes of it")
     if row.num_supervised:
         return None, remarks
-    if labels.untrained is Untrained.drop:
+    if labels.untrained is UntrainedSamplePolicy.drop:
         return f"{Reason.NOTHING_TRAINED.value}: {NOTHING_TRAINED_DETAIL}", remarks
     return None, [*remarks, NOTHING_TRAINED_DETAIL]
 
@@ -208,7 +208,7 @@ def index_source_file(source: Source, shard: Shard) -> IndexedFile:
     """Index one file of a source; raises PackError where it can't be read."""
     table = shard.index()
     about = index_metadata(table)
-    damage = [f"{shard.name} is damaged: {fault} at byte {offset}" for offset, fault in damage_of(about)]
+    damage = [f"{shard.name} is damaged: {fault} at byte {offset}" for offset, fault in parse_index_damage(about)]
     damage += filter(None, [dotted_keys_error(shard.path, about)])
     return IndexedFile(shard, [*rows_of(table, IndexRow)], damage)
 
@@ -260,7 +260,7 @@ def _shards_to_search(shards: Sequence[Shard], named: str | None) -> Sequence[Sh
 def _short_json(raw: bytes, most: int | None = _MAX_STRING_CHARS) -> str:
     """Indent JSON and shorten its long strings; return anything else unchanged."""
     try:
-        return json.dumps(_shorten_strings(load_json(raw), most), indent=2, ensure_ascii=False)
+        return json.dumps(_shorten_strings(parse_sample_json(raw), most), indent=2, ensure_ascii=False)
     except Skip:
         text = raw.decode(errors="replace")
         return text if most is None or len(text) <= 4 * most else f"{text[: 4 * most]}…"
@@ -286,6 +286,6 @@ def sample_view(sample: ReadSample, sample_id: str, template: Template | None = 
         return view
     try:
         (tokens,) = template.member_tokens([Sample(sample.timed_messages, sample.media, sample.tools, sample.options)])
-        return with_tokens(view, tokens, vocabulary_of(template))
+        return add_tokens_to_view(view, tokens, token_decoder_of(template))
     except Skip as skip:
         return replace(view, refused=str(skip))

@@ -23,7 +23,7 @@ from energon_pack.plan.packs import empty_plan
 from energon_pack.plan.report import Report, num_lost_to_bad_data
 from energon_pack.plan.settings import Overlong, PackingConfig
 from energon_pack.report.advice import MOST_DROPPED, ShrinkAdvice
-from energon_pack.report.terminal_summary import cut_and_pair_lines, note_lines, removed_pictures_lines
+from energon_pack.report.terminal_summary import cut_and_pair_lines, describe_suspicious_data, removed_pictures_lines
 from energon_pack.run.console import say
 from energon_pack.run.workshop import Workshop
 from energon_pack.samples.media.kinds import MEDIA_TYPES, VIDEO
@@ -52,17 +52,17 @@ def _setting_named_in(detail: str) -> str | None:
     return shlex.split(match[0])[0] if match else None
 
 
-def mark_useless(detail: str, useless: Sequence[str]) -> str:
-    """Return the detail of a loss, and that the setting which it names does not help, if it was `useless`."""
-    named = _setting_named_in(detail)
-    return f"{detail} ({named} was tried, and does not help)" if named in useless else detail
+def note_useless_setting(loss_detail: str, useless_settings: Sequence[str]) -> str:
+    """Return the detail of a loss, and that the setting which it names does not help, if it was `useless_settings`."""
+    named = _setting_named_in(loss_detail)
+    return f"{loss_detail} ({named} was tried, and does not help)" if named in useless_settings else loss_detail
 
 
 def print_lost_samples(lengths: Lengths, examples: Mapping[str, tuple[str, str]]) -> None:
     """Print each reason for which samples would be lost, with their number and one example; then what packing notes."""
     noted = lengths.noted
-    notes = [*note_lines(noted.counts, *map(noted.most_frequent_names, ("image_modes", "unknown_keys")))]
-    notes += removed_pictures_lines(noted.removed_pictures)
+    notes = [*describe_suspicious_data(noted.counts, *map(noted.most_frequent_names, ("image_modes", "unknown_keys")))]
+    notes += removed_pictures_lines(noted.num_removed_pictures)
     if not lengths.reasons:
         known = ", as far as texts and headers of media say" * bool((lengths.items.media > 0).any())
         nothing = "no sample" if notes else "nothing"
@@ -148,8 +148,8 @@ class TrialRun:
         return self._rank < other._rank
 
 
-def find_cures(
-    tried: TrialRun, measure: Callable[[Sequence[str]], TrialRun]
+def find_settings_losing_less(
+    first_run: TrialRun, measure_with_settings: Callable[[Sequence[str]], TrialRun]
 ) -> tuple[list[TrialRun], list[str], list[str]]:
     """Look for settings with which less is lost than in a run without them.
 
@@ -158,14 +158,14 @@ def find_cures(
     Returns:
         Runs, each better than the one before it; the settings of the last; and those that were tried and did not help.
     """
-    better, cures, useless, waiting = list[TrialRun](), list[str](), list[str](), deque(_settings_to_try(tried))
+    better, cures, useless, waiting = list[TrialRun](), list[str](), list[str](), deque(_settings_to_try(first_run))
     names = {name for cure in waiting for name in _names(cure)}
     while waiting:
         cure = waiting.popleft()
         useless += cure
         with suppress(PackError):
-            run = measure([*cures, *cure])
-            if is_better := run.is_better_than(better[-1] if better else tried):
+            run = measure_with_settings([*cures, *cure])
+            if is_better := run.is_better_than(better[-1] if better else first_run):
                 better, cures = [*better, run], [*cures, *cure]
             for asked in _settings_to_try(run):
                 if names.isdisjoint(_names(asked)):

@@ -21,12 +21,12 @@ from energon_pack.config import PackConfig
 from energon_pack.config.compose import compose_config
 from energon_pack.config.stage_settings import StageSettings
 from energon_pack.errors import PackError, SamplesLost, amount
-from energon_pack.inspect.source import look_at_sample, print_rejected_side
+from energon_pack.inspect.source import print_rejected_side, read_sample_to_show
 from energon_pack.inspect.trial_run import (
     TrialRun,
-    find_cures,
+    find_settings_losing_less,
     lost_sample_examples,
-    mark_useless,
+    note_useless_setting,
     print_cut_off_tokens,
     print_lost_samples,
     settings_that_allow_lost_samples,
@@ -36,13 +36,13 @@ from energon_pack.lengths.index import every_nth_sample
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.pack_lengths import TriedLength, try_pack_lengths
 from energon_pack.plan.settings import CUTTING_POLICIES
-from energon_pack.report.advice import advise_to_shrink, length_advice, lengths_to_try_if_unset, recommend_length
+from energon_pack.report.advice import advise_to_shrink_media, length_advice, lengths_to_try_if_unset, recommend_length
 from energon_pack.report.contact_sheet import read_lengths_rows
 from energon_pack.report.pages.html import share_of_samples
-from energon_pack.report.terminal_summary import print_choices
+from energon_pack.report.terminal_summary import print_tried_lengths
 from energon_pack.report.views.screens import member_blocks, print_blocks, print_heading
-from energon_pack.report.views.text import Sentence
-from energon_pack.run.command import EXIT_CODES, positive_int, run_tool, tool_parser
+from energon_pack.report.views.text import SentenceBlock
+from energon_pack.run.command import EXIT_CODES, make_tool_parser, positive_int, run_tool
 from energon_pack.run.console import say
 from energon_pack.run.executors import Executor
 from energon_pack.run.files import user_cache_folder
@@ -50,15 +50,15 @@ from energon_pack.run.progress import Progress
 from energon_pack.run.workshop import executor_of
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.skip import setting_word
-from energon_pack.sources.mixture import default_name
-from energon_pack.sources.reader import Reader
+from energon_pack.sources.mixture import make_default_entry_name
+from energon_pack.sources.reader import SourceReader
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.source_path import source_summary
 from energon_pack.sources.storage import path_in
 from energon_pack.stages import measuring
 from energon_pack.stages.places import prepare_places
 from energon_pack.stages.planning import plan_source
-from energon_pack.steps.cost import max_positions
+from energon_pack.steps.cost import read_context_len
 from energon_pack.templates.processor import load_saved_template, media_rules_of, processor_folder_of
 from energon_pack.templates.template import Template
 
@@ -124,11 +124,11 @@ def _measure_spread_samples(
     if not num_rows:
         raise PackError(f"{arguments.path}: no sample in {amount(len(shards), 'file')}")
     step = math.ceil(num_rows / arguments.num_samples)
-    method = measuring.prepare_method(settings.method, workshop)
+    method = measuring.prepare_measuring_method(settings.method, workshop)
     chosen = every_nth_sample(step, indexed) if step > 1 else indexed
     measured = measuring.measure_source(source, chosen, method, settings.lengths, workshop)
     folder = measured.method.template_folder
-    lens, positions = config.report.lens, max_positions(processor_folder_of(folder))
+    lens, positions = config.report.lens, read_context_len(processor_folder_of(folder))
     tried = lengths_to_try_if_unset(lens, config.packing, measured.lengths.items, positions)
     share = len(shards) / len(source.shards) / step
     choices = try_pack_lengths(measured.lengths, config.packing, tried, positions)
@@ -144,7 +144,7 @@ def _measure_spread_samples(
         sample_share=share,
         choices=choices,
         best=best and best.choice,
-        shrink_advice=advise_to_shrink(measured.lengths, media_rules_of(folder), tried),
+        shrink_advice=advise_to_shrink_media(measured.lengths, media_rules_of(folder), tried),
     )
 
 
@@ -154,10 +154,12 @@ def _try_source(arguments: argparse.Namespace, tried: TrialRun, measure: Callabl
     most = None if arguments.full else _MAX_CHARS
     _show_samples(tried.settings, lengths, load_saved_template(tried.measured.method.template_folder), most)
     examples = lost_sample_examples(lengths, config.packing)
-    better, cures, useless = find_cures(tried, measure)
+    better, cures, useless = find_settings_losing_less(tried, measure)
     cured = better[-1] if better else tried
     print_heading("── what would be lost")
-    print_lost_samples(lengths, {why: (name, mark_useless(text, useless)) for why, (name, text) in examples.items()})
+    print_lost_samples(
+        lengths, {why: (name, note_useless_setting(text, useless)) for why, (name, text) in examples.items()}
+    )
     if config.packing.overlong in CUTTING_POLICIES:
         planned = plan_source(tried.measured, tried.settings.plan, tried.workshop)
         print_cut_off_tokens(planned.report, config.packing)
@@ -168,11 +170,11 @@ def _try_source(arguments: argparse.Namespace, tried: TrialRun, measure: Callabl
         some = f"{min(tried.num_files, _MAX_MEASURED_FILES):,} of {amount(tried.num_files, 'file')}"
         say(f"measured: 1 sample in {tried.sample_every:,}, of {some}")
     advice = [str(tried.shrink_advice)] if tried.shrink_advice else []
-    print_choices(tried.choices, advice)
+    print_tried_lengths(tried.choices, advice)
     if cures:
         say(f"with {' '.join(cures)}, measured again: {cured.num_lost_to_bad_data:,} lost; of these lengths:")
         later_advice = dict.fromkeys(str(run.shrink_advice) for run in better if run.shrink_advice)
-        print_choices(cured.choices, [text for text in later_advice if text not in advice])
+        print_tried_lengths(cured.choices, [text for text in later_advice if text not in advice])
     if cured.best is None:
         raise PackError("report.lens: every sample is longer than all of them")
     say(length_advice(cured.choices.lens))
@@ -204,11 +206,11 @@ def _show_samples(settings: StageSettings, lengths: Lengths, template: Template,
     numbers = _samples_to_show(lengths)
     print_heading("── as they are trained: what counts is green, or «so»")
     rows = {place: (shard, row) for place, shard, row, _ in read_lengths_rows(lengths, np.array([*numbers]))}
-    with Reader() as reader:
+    with SourceReader() as reader:
         for place, kind in enumerate(numbers.values()):
-            looked = look_at_sample(settings, reader, *rows[place], template)
+            looked = read_sample_to_show(settings, reader, *rows[place], template)
             print_heading(f"{looked.view.sample_id}  ({kind})")
-            print_blocks(Sentence(remark, "bad") for remark in looked.remarks)
+            print_blocks(SentenceBlock(remark, "bad") for remark in looked.remarks)
             print_blocks(member_blocks(looked.view), most)
             print_rejected_side(looked, most)
 
@@ -259,13 +261,13 @@ def _print_next_commands(arguments: argparse.Namespace, chosen: TriedLength, mor
 
 def _dataset_name(path: str) -> str:
     """Return a name for the dataset packed from a source: its file's or folder's name, without odd characters."""
-    return re.sub(r"\W+", "_", default_name(path.rstrip("/"))).strip("_") or "mine"
+    return re.sub(r"\W+", "_", make_default_entry_name(path.rstrip("/"))).strip("_") or "mine"
 
 
 def _arguments() -> argparse.Namespace:
     about = "See what a source holds, what would be lost of it, and which pack length fits, before anything is packed."
     codes = {SamplesLost.exit_code: EXIT_CODES[SamplesLost.exit_code].replace("was published", "would be published")}
-    tool = tool_parser("try", "PATH model.processor=FOLDER [OVERRIDES]", about, _EXAMPLES, codes)
+    tool = make_tool_parser("try", "PATH model.processor=FOLDER [OVERRIDES]", about, _EXAMPLES, codes)
     tool.add_argument("path", metavar="PATH", help="a folder, a file, a glob, or an address")
     tool.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as of `energon-pack`")
     most = f"samples that are measured (default {_MAX_MEASURED_SAMPLES:,})"

@@ -22,22 +22,22 @@ from energon_pack.errors import PackError, amount, one_line
 from energon_pack.lengths.measure import LengthsWrong, MeasuredShard
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import Chunk, chunks_of_pieces, key_of
-from energon_pack.run.files import write_whole
+from energon_pack.run.files import write_atomically
 from energon_pack.run.packages import faster_imports
 from energon_pack.run.workshop import Workshop
 from energon_pack.samples.media.kinds import KINDS
-from energon_pack.samples.media.prepared import prepared_media, processor_arguments
+from energon_pack.samples.media.prepared import prepare_media_for_processor, processor_arguments
 from energon_pack.samples.media.streams import UndecodableError
 from energon_pack.samples.member import MediumInput
 from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.skip import Skip
-from energon_pack.sources.reader import Reader, whole_medium_range
+from energon_pack.sources.reader import SourceReader, whole_medium_range
 from energon_pack.sources.sample import read_measured_sample
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.source_file import MeasuredRow, rows_of
-from energon_pack.templates.full_processor import full_processor, prepare_torchvision
+from energon_pack.templates.full_processor import load_full_processor, prepare_torchvision
 from energon_pack.templates.processor import load_saved_template
-from energon_pack.templates.processor_inputs import full_processor_ids, without_final_end
+from energon_pack.templates.processor_inputs import full_processor_ids, remove_final_end_token
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 from energon_pack.templates.trial import feature_difference, token_difference
@@ -88,7 +88,7 @@ class AuditResult:
         return lines
 
 
-def draw(measured: Sequence[MeasuredShard], share: float, seed: int) -> list[DrawnRows]:
+def draw_samples_to_audit(measured: Sequence[MeasuredShard], share: float, seed: int) -> list[DrawnRows]:
     """Draw a random `share` (0 to 1) of the measured samples, rounded up to a whole one; equal seeds draw the same."""
     chunks = [*chunks_of_pieces([*enumerate([item.pieces for item in measured])])] if share else []
     ends = np.cumsum([chunk.read(["reason"])["reason"].null_count for chunk in chunks])
@@ -106,10 +106,10 @@ def draw(measured: Sequence[MeasuredShard], share: float, seed: int) -> list[Dra
     return drawn
 
 
-def result_file(name: str, measured: Sequence[MeasuredShard], method: Method, share: float, seed: int) -> Path:
-    """Return the file for what `name` says of the samples that `draw` draws; it exists if that is known."""
+def result_file(result_name: str, measured: Sequence[MeasuredShard], method: Method, share: float, seed: int) -> Path:
+    """Return the file for what `result_name` says of the samples that `draw` draws; it exists if that is known."""
     pieces = [(Path(piece.path).name, piece.first_row, piece.num_rows) for item in measured for piece in item.pieces]
-    return Path(method.template_folder, f"{name}-{key_of(pieces, share, seed)}.json")
+    return Path(method.template_folder, f"{result_name}-{key_of(pieces, share, seed)}.json")
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,13 @@ def start(
     kept = result_file("audit", measured, method, share, seed)
     if kept.exists():
         return StartedAudit(method, kept, AuditResult(**{**json.loads(kept.read_bytes()), "is_known": True}))
-    jobs = [AuditJob(part, method) for part in _split_into_jobs(draw(measured, share, seed))]
-    return StartedAudit(method, kept, workshop.executor.start(audit, jobs[0]) if jobs else AuditResult(0, 0), jobs[1:])
+    jobs = [AuditJob(part, method) for part in _split_into_jobs(draw_samples_to_audit(measured, share, seed))]
+    return StartedAudit(
+        method,
+        kept,
+        workshop.executor.start(compare_with_full_processor, jobs[0]) if jobs else AuditResult(0, 0),
+        jobs[1:],
+    )
 
 
 def _split_into_jobs(rows: Sequence[DrawnRows]) -> list[list[DrawnRows]]:
@@ -159,7 +164,7 @@ def finish(auditing: StartedAudit, workshop: Workshop) -> AuditResult:
     if isinstance(auditing.future, AuditResult):
         return auditing.future
     result = workshop.executor.result(auditing.future)
-    for more in workshop.executor.map(audit, () if result.difference else auditing.other_jobs):
+    for more in workshop.executor.map(compare_with_full_processor, () if result.difference else auditing.other_jobs):
         result = replace(
             more,
             num_checked=result.num_checked + more.num_checked,
@@ -176,11 +181,11 @@ def finish(auditing: StartedAudit, workshop: Workshop) -> AuditResult:
             f" {template.rules.settings}; nothing is published, +model=auto asks the processor itself"
         )
     if not result.num_undecodable:
-        write_whole(auditing.result_file, json.dumps(asdict(result)).encode())
+        write_atomically(auditing.result_file, json.dumps(asdict(result)).encode())
     return result
 
 
-def audit(job: AuditJob) -> AuditResult:
+def compare_with_full_processor(job: AuditJob) -> AuditResult:
     """Compare the samples of a job with the full processor, up to the first that differs; runs in a worker process."""
     template = load_saved_template(job.method.template_folder)
     processor, note = _full_processor(template)
@@ -192,7 +197,7 @@ def audit(job: AuditJob) -> AuditResult:
         samples = [(shards[number], row) for number, row in zip(numbers, rows, strict=True)]
         checked = [(shard, row) for shard, row in samples if not (row.parts and note)]
         num_unchecked += len(samples) - len(checked)
-        with Reader() as reader:
+        with SourceReader() as reader:
             for shard, row in reader.iterate_with_read_ahead(checked, lambda one: [one], whole_medium_range):
                 try:
                     difference = _difference(processor, template, reader, shard, row, job)
@@ -216,7 +221,7 @@ def _full_processor(template: Template) -> tuple[Any, str]:
 
         logging.set_verbosity_error()
         try:
-            return full_processor(settings), ""
+            return load_full_processor(settings), ""
         except ImportError as error:
             note = missing_package_text(error)
     return AutoTokenizer.from_pretrained(settings.folder, **settings.kwargs), note
@@ -231,7 +236,7 @@ def missing_package_text(error: ImportError) -> str:
 
 
 def _difference(
-    processor: Any, template: Template, reader: Reader, shard: Shard, row: MeasuredRow, job: AuditJob
+    processor: Any, template: Template, reader: SourceReader, shard: Shard, row: MeasuredRow, job: AuditJob
 ) -> str:
     """Return how the tokens of one sample differ from those that were measured; empty: they do not."""
     try:
@@ -239,7 +244,7 @@ def _difference(
         sample = Sample(read.timed_messages, read.media, read.tools, read.options)
         rendered = template.render(sample)
         (encoded,) = template.tokens_of([sample], [rendered], job.method.engine)
-        measured_ids = without_final_end(template, rendered, encoded.ids.tolist())
+        measured_ids = remove_final_end_token(template, rendered, encoded.ids.tolist())
         measured_len = row.token_len - len(encoded.ids) + len(measured_ids)
         data = [reader.read(shard, part) for part in read.parts]
         ids = _full_processor_ids(processor, template, sample, encoded.media, read.parts, data)
@@ -271,7 +276,7 @@ def _full_processor_ids(
     """Return the tokens that the full processor makes of one sample."""
     loaded = [KINDS[m.kind].loaded(d, part.name) for m, d, part in zip(sample.media, data, parts, strict=True)]
     try:
-        prepared = prepared_media(template.input_rules, media, loaded)
+        prepared = prepare_media_for_processor(template.input_rules, media, loaded)
     except OSError as error:  # of an image
         raise UndecodableError(one_line(error, 160)) from None
     first, end = sample.options.token_range or (0, None)

@@ -10,16 +10,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from energon_pack.errors import amount
-from energon_pack.lengths.audit import DrawnRows, draw, result_file
+from energon_pack.lengths.audit import DrawnRows, draw_samples_to_audit, result_file
 from energon_pack.lengths.measure import MeasuredShard, measure_shards
 from energon_pack.lengths.method import Method
 from energon_pack.run.console import say
-from energon_pack.run.files import write_whole
+from energon_pack.run.files import write_atomically
 from energon_pack.run.stores.requests import reraising_store_errors
 from energon_pack.run.workshop import Workshop
 from energon_pack.samples.media.kinds import VIDEO
 from energon_pack.samples.skip import Skip
-from energon_pack.sources.reader import Reader
+from energon_pack.sources.reader import SourceReader
 from energon_pack.sources.sample import read_header
 from energon_pack.sources.source_file import MeasuredRow, rows_of
 
@@ -47,9 +47,9 @@ def remeasure_miscounted_videos(
     kept = result_file("decoded", measured, method, share, seed)
     found = _read_counts(kept)
     if found is None:
-        drawn = filter(None, map(_only_with_video, draw(measured, share, seed)))
+        drawn = filter(None, map(_only_with_video, draw_samples_to_audit(measured, share, seed)))
         found = [one for of_job in workshop.executor.map(_other_counts, drawn) for one in of_job]
-        write_whole(kept, json.dumps(list(map(asdict, found))).encode())
+        write_atomically(kept, json.dumps(list(map(asdict, found))).encode())
     if not found:
         return measured
     numbers = sorted({one.shard for one in found})
@@ -86,7 +86,7 @@ def _other_counts(drawn: DrawnRows) -> list[_OtherCount]:
     numbers = chunk.owners_of_rows[indices].tolist()
     rows = rows_of(chunk.read().take(indices), MeasuredRow)
     found: list[_OtherCount] = []
-    with Reader() as reader:
+    with SourceReader() as reader:
         for number, row in zip(numbers, rows, strict=True):
             with suppress(Skip):
                 for part in (part for part in row.parts if part.kind == _VIDEO):

@@ -15,9 +15,9 @@ from energon_pack.run.seeded_random import Ints
 from energon_pack.run.stores.requests import reraising_store_errors
 from energon_pack.run.workshop import Workshop
 from energon_pack.sources import reader, wds
-from energon_pack.sources.sample_ratio import earlier_occurrences
+from energon_pack.sources.sample_ratio import count_earlier_occurrences
 from energon_pack.sources.shard import Shard, TarShard
-from energon_pack.sources.storage import call_counting_bytes
+from energon_pack.sources.storage import call_counting_read_bytes
 from energon_pack.sources.tar import NOT_A_TAR
 
 _JOB_SHARDS, _JOB_BYTES = 256, 64 << 20  # shards in one job that reads headers
@@ -44,7 +44,7 @@ class IndexedShard:
     @cached_property
     def earlier_draw_counts(self) -> Ints | None:
         """For each drawn row, how many earlier rows draw the same sample; None: all samples are drawn, each once."""
-        return None if self.rows is None else earlier_occurrences(self.rows)
+        return None if self.rows is None else count_earlier_occurrences(self.rows)
 
     @property
     def num_repeated(self) -> int:
@@ -63,11 +63,11 @@ def index_shards(shards: list[Shard], keep_damaged: bool, seed: int, workshop: W
     todo = [number for number, item in enumerate(known) if item is None]
     jobs = [
         (cache.folder, cache.number, [shards[number] for number in batch], [keys[number] for number in batch])
-        for batch in group_shards(todo, shards)
+        for batch in group_shards_into_jobs(todo, shards)
     ]
     size = sum(shards[number].size for number in todo)
     with workshop.progress.stage("index", len(todo), "shards", size) as advance:
-        results = workshop.executor.map(partial(call_counting_bytes, _index_job), jobs, are_short=True)
+        results = workshop.executor.map(partial(call_counting_read_bytes, _index_job), jobs, are_short=True)
         for (num_shards, size, paths), num_bytes in results:
             for path in paths:
                 cache.add_file(path)
@@ -88,7 +88,7 @@ def refuse_damaged_sources(indexed: Iterable[tuple[Shard, Mapping[str, str]]]) -
     for shard, about in indexed:
         if dotted := wds.dotted_keys_error(shard.path, about):
             raise PackError(dotted)
-        damaged += [(shard, offset, defect) for offset, defect in wds.damage_of(about)]
+        damaged += [(shard, offset, defect) for offset, defect in wds.parse_index_damage(about)]
     if damaged:
         raise _damage_error(*damaged[0], len(damaged) - 1)
 
@@ -180,11 +180,11 @@ def _find_indexed(cache: TableCache, shard: Shard, key: str) -> IndexedShard | N
     return None if len(missing) else IndexedShard(shard, key, pieces, num_rows, about)
 
 
-def group_shards(numbers: Sequence[int], shards: Sequence[Shard]) -> Iterator[list[int]]:
-    """Group shards, by their indices (`numbers`), into jobs of at most 256 shards and 64 MiB, or of one large shard."""
+def group_shards_into_jobs(shard_indices: Sequence[int], shards: Sequence[Shard]) -> Iterator[list[int]]:
+    """Group shards, by `shard_indices`, into jobs of at most 256 shards and 64 MiB, or of one large shard."""
     batch: list[int] = []
     num_bytes = 0
-    for number in numbers:
+    for number in shard_indices:
         if batch and (len(batch) == _JOB_SHARDS or num_bytes + shards[number].size > _JOB_BYTES):
             yield batch
             batch, num_bytes = [], 0

@@ -23,10 +23,10 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from energon_pack.run.files import write_whole
+from energon_pack.run.files import write_atomically
 from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.member import MediumInput, MemberTokens, PixelStep
-from energon_pack.sources.media_files import OpenFiles
+from energon_pack.sources.media_files import OpenFileCache
 
 _MAGIC = b"EPKT"
 _HEAD, _SIZES = struct.Struct("<III"), struct.Struct("<II")  # (CRC-32, bytes of JSON, of ids); without CRC-32
@@ -70,31 +70,31 @@ class TokenWriter:
         data = b"".join(self._entries)
         number = crc32(data)
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / _name(number), data, sync=False)
+        write_atomically(folder / _name(number), data, sync=False)
         return number << 32
 
 
-class KeptTokens:
+class KeptTokenReader:
     """Reads tokens back from the files that `TokenWriter` wrote to a folder."""
 
     def __init__(self, folder: Path):
-        self._folder, self._files = folder, OpenFiles()
+        self._folder, self._files = folder, OpenFileCache()
 
-    def find(self, kept: int, checksum: int) -> KeptSample | None:
+    def find(self, file_and_offset: int, checksum: int) -> KeptSample | None:
         """Return the tokens and conversation of a sample; None: they were not kept, or their file is gone or damaged.
 
         Args:
-            kept: the sample's value in the column `kept`; 0: it was not kept.
+            file_and_offset: the sample's value in the column `file_and_offset`; 0: it was not kept.
             checksum: the sample's checksum; if that of the entry differs, the file is damaged and is removed.
         """
-        if not kept:
+        if not file_and_offset:
             return None
-        path = f"{self._folder}/{_name(kept >> 32)}"
+        path = f"{self._folder}/{_name(file_and_offset >> 32)}"
         try:
             file = self._files.open(path)
         except OSError:
             return None
-        place = kept & 0xFFFFFFFF
+        place = file_and_offset & 0xFFFFFFFF
         data = file.read(place, _READ_BYTES)
         checksum_of_entry, json_len, ids_len = _HEAD.unpack_from(data.ljust(_HEAD.size, b"\0"))
         size = _HEAD.size + json_len + ids_len
@@ -105,23 +105,23 @@ class KeptTokens:
             return None
         return _kept_sample(json.loads(data[_HEAD.size : _HEAD.size + json_len]), data[:size], _HEAD.size + json_len)
 
-    def __enter__(self) -> "KeptTokens":
+    def __enter__(self) -> "KeptTokenReader":
         return self
 
     def __exit__(self, *_: object) -> None:
         self._files.__exit__()
 
 
-def forget_tokens(folder: Path) -> None:
+def remove_token_files(folder: Path) -> None:
     """Remove all token files in a folder."""
     for path in folder.glob("*.tokens"):
         path.unlink(missing_ok=True)
 
 
-def trim_kept_tokens(cache: Path) -> None:
-    """Remove the oldest token files in the subfolders of `cache`, until the others have at most 16 GiB."""
+def remove_oldest_token_files(tokens_folder: Path) -> None:
+    """Remove the oldest token files in the subfolders of `tokens_folder`, until the others have at most 16 GiB."""
     states = []
-    for path in cache.glob("*/*.tokens"):
+    for path in tokens_folder.glob("*/*.tokens"):
         with suppress(FileNotFoundError):  # another process removed it
             states.append((path.stat(), path))
     num_bytes = 0

@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from energon_pack.errors import PackError
-from energon_pack.lengths.index import IndexedShard, group_shards, index_cache
-from energon_pack.lengths.kept_tokens import forget_tokens, trim_kept_tokens
+from energon_pack.lengths.index import IndexedShard, group_shards_into_jobs, index_cache
+from energon_pack.lengths.kept_tokens import remove_oldest_token_files, remove_token_files
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.same_media import StaleRows, rows_to_cache, stale_rows
 from energon_pack.lengths.table_cache import Chunk, Piece, RowRun, TableCache, chunks_of_pieces, key_of
@@ -34,10 +34,10 @@ from energon_pack.samples.media.kinds import VIDEO_EXTENSIONS
 from energon_pack.sources import reader
 from energon_pack.sources.sample_ratio import drawn_keys
 from energon_pack.sources.shard import Shard
-from energon_pack.sources.storage import call_counting_bytes
+from energon_pack.sources.storage import call_counting_read_bytes
 from energon_pack.templates.families import ASKING_FAMILIES
 from energon_pack.templates.processor import load_saved_template
-from energon_pack.templates.tokens.engine import EngineError
+from energon_pack.templates.tokens.engine import TokenEngineError
 
 _JOB_SAMPLES = 2000  # samples per job: so few that one shard keeps all cores busy
 _SMALL_COST = 10_000_000  # a cost (`_measuring_cost`) so small that one process finishes before others have started
@@ -114,7 +114,7 @@ def _measure(
     if todo and method.engine != "auto":
         try:
             load_saved_template(method.template_folder).engine(method.engine)
-        except EngineError as error:
+        except TokenEngineError as error:
             raise PackError(str(error)) from None
 
     slices: list[tuple[Ints, Ints]] = []  # running jobs: for each sample, its shard's number and its row there
@@ -139,7 +139,7 @@ def _measure(
     workshop.progress.add(cached=num_wanted - num)
     with workshop.progress.stage("measure", num, "samples", total_cost) as advance:
         try:
-            for table, num_bytes in workshop.executor.map(partial(call_counting_bytes, measure), jobs()):
+            for table, num_bytes in workshop.executor.map(partial(call_counting_read_bytes, measure), jobs()):
                 cache_measured_rows(cache, keys, table, *slices.pop(0), stale)
                 workshop.progress.add(
                     table.num_rows, num_bytes, skipped=Counter(table["reason"].drop_null().to_pylist())
@@ -148,7 +148,7 @@ def _measure(
         finally:
             cache.flush()
             if todo:
-                trim_kept_tokens(cache.folder.parent)  # once a run: it looks at every file of the cache
+                remove_oldest_token_files(cache.folder.parent)  # once a run: it looks at every file of the cache
     return [*todo]
 
 
@@ -201,7 +201,7 @@ def _earlier_draw_counts(item: IndexedShard, rows: Ints) -> Ints:
 
 
 def cache_measured_rows(
-    cache: TableCache, keys: Sequence[str], table: pa.Table, numbers: Ints, rows: Ints, stale: StaleRows
+    cache: TableCache, keys: Sequence[str], table: pa.Table, shard_indices: Ints, row_numbers: Ints, stale: StaleRows
 ) -> None:
     """Add measured rows to the cache, except samples that are left out again for the same reason.
 
@@ -210,9 +210,9 @@ def cache_measured_rows(
         numbers, rows: for each row of `table`, the index of its shard in `keys`, and its row number in that shard.
         stale: the samples that were measured again, as `stale_rows` returns them.
     """
-    is_new = rows_to_cache(table, numbers, rows, stale)
+    is_new = rows_to_cache(table, shard_indices, row_numbers, stale)
     if is_new.any():
-        cache.add(table.filter(pa.array(is_new)), _row_runs(keys, numbers[is_new], rows[is_new]))
+        cache.add(table.filter(pa.array(is_new)), _row_runs(keys, shard_indices[is_new], row_numbers[is_new]))
 
 
 def _row_runs(keys: Sequence[str], numbers: Ints, rows: Ints) -> list[RowRun]:
@@ -246,7 +246,7 @@ def dropping_wrong_lengths(measured: Sequence[MeasuredShard], method: Method, wo
         raise
 
 
-def with_trusted_engine(method: Method, workshop: Workshop) -> Method:
+def replace_engine_if_distrusted(method: Method, workshop: Workshop) -> Method:
     """Return the method; with the engine `tokenizers`, which is slower and exact, if its lengths were wrong before."""
     return (
         replace(method, engine="tokenizers") if _wrong_lengths_file(method_key(method), workshop).exists() else method
@@ -273,7 +273,7 @@ def forget_lengths(cached: tuple[str, list[str]], workshop: Workshop, are_wrong:
     if are_wrong:
         _wrong_lengths_file(folder, workshop).touch()
     TableCache(workshop.cache("lengths", folder)).forget(keys)
-    forget_tokens(workshop.cache("lengths", folder))
+    remove_token_files(workshop.cache("lengths", folder))
 
 
 def refuse_changed_shards(measured: Sequence[MeasuredShard], workshop: Workshop) -> None:
@@ -285,7 +285,7 @@ def refuse_changed_shards(measured: Sequence[MeasuredShard], workshop: Workshop)
     cached = [item.indexed for item in measured if item.was_cached]
     jobs = (
         [(cached[number].shard, cached[number].index_metadata) for number in batch]
-        for batch in group_shards(range(len(cached)), [item.shard for item in cached])
+        for batch in group_shards_into_jobs(range(len(cached)), [item.shard for item in cached])
     )
     size = sum(item.shard.size for item in cached)
     with workshop.progress.stage("compare", len(cached), "shards", size) as advance:

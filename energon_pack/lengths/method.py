@@ -7,14 +7,14 @@ import pyarrow as pa
 
 from energon_pack.lengths.schema import LENGTHS_SCHEMA, REMOVED_FIELD, SHARED_SCHEMA
 from energon_pack.run.workshop import Workshop
-from energon_pack.samples.settings import MissingMedia, ReadSettings
+from energon_pack.samples.settings import MissingMediaPolicy, ReadSettings
 from energon_pack.templates.choose_rules import MediaRulesChoice
-from energon_pack.templates.identity import Identity
+from energon_pack.templates.identity import TemplateIdentity
 from energon_pack.templates.processor import (
-    choice_of,
-    identity_of,
     lines_about_template,
     prepare_template,
+    read_media_rules_choice,
+    read_template_identity,
     saved_template_folder,
 )
 from energon_pack.templates.settings import TemplateSettings
@@ -33,27 +33,27 @@ class Method:
     @property
     def schema(self) -> pa.Schema:
         """Return the columns of its tables of lengths."""
-        removes = self.read.missing_media is MissingMedia.remove
+        removes = self.read.missing_media is MissingMediaPolicy.remove
         schema = SHARED_SCHEMA if self.with_beginnings else LENGTHS_SCHEMA
         return schema.append(REMOVED_FIELD) if removes else schema
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> TemplateIdentity:
         """Return the hashes of the template that lengths depend on, read from its folder."""
-        return identity_of(self.template_folder)
+        return read_template_identity(self.template_folder)
 
     @property
     def media_rules_choice(self) -> MediaRulesChoice:
         """Return which rules the template counts media with, and how they compared with the model's full processor."""
-        return choice_of(self.template_folder)
+        return read_media_rules_choice(self.template_folder)
 
-    def template_lines(self, asked: str) -> list[str]:
+    def template_lines(self, template_setting: str) -> list[str]:
         """Return the lines that a run prints about the template before it measures samples.
 
         Args:
-            asked: the value of `model.template`.
+            template_setting: the value of `model.template`.
         """
-        return [*self.media_rules_choice.lines(asked), *lines_about_template(self.template_folder)]
+        return [*self.media_rules_choice.lines(template_setting), *lines_about_template(self.template_folder)]
 
 
 def build_method(

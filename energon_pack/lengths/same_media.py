@@ -19,7 +19,7 @@ from energon_pack.run.workshop import Workshop
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.sample import MediaPart
 from energon_pack.samples.skip import Reason
-from energon_pack.sources.reader import NOT_THERE, Reader, state_of_medium
+from energon_pack.sources.reader import NOT_THERE, SourceReader, state_of_medium
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import FileState
 
@@ -123,14 +123,14 @@ def can_share_beginning(media: Sequence[Media]) -> bool:
     return all(medium.is_seen and not (medium.settings and medium.settings.list_of_frames) for medium in media)
 
 
-class MediaHashes:
+class MediaHasher:
     """Reads media whole and hashes their bytes; caches the hashes of the last 10,000 media."""
 
-    def __init__(self, reader: Reader):
+    def __init__(self, reader: SourceReader):
         self._reader = reader
         self._known: LruCache[tuple[str, MediaPart], bytes] = LruCache(_MAX_HASHES)
 
-    def of_media(
+    def hash_media_of_sample(
         self, shard: Shard, parts: Sequence[MediaPart], media: Sequence[Media]
     ) -> list[tuple[str, bytes]] | None:
         """Return the kind of each medium of a sample, and a 16-byte hash over its bytes, size and settings.
@@ -145,7 +145,7 @@ class MediaHashes:
             for part, medium in zip(parts, media, strict=True)
         ]
 
-    def of_first_medium(self, shard: Shard, parts: Sequence[MediaPart]) -> int | None:
+    def hash_first_medium(self, shard: Shard, parts: Sequence[MediaPart]) -> int | None:
         """Return 64 bits of the hash of the first medium's bytes, as an int; None: the sample has no media."""
         return int.from_bytes(self._content(shard, parts[0])[:8], "little") if parts else None
 

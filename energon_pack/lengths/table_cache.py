@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from energon_pack.errors import PackError
-from energon_pack.run.files import digest_of, write_whole
+from energon_pack.run.files import digest_of, write_atomically
 from energon_pack.run.seeded_random import Ints
 
 _FILE_ROWS = 50_000  # a file is read whole, whichever of its rows are wanted
@@ -167,7 +167,7 @@ def write_cache_file(folder: Path, number: int, table: pa.Table, records: Sequen
     pq.write_table(table.replace_schema_metadata(about), file)
     data = file.getvalue()
     path = folder / f"{hashlib.sha256(data).hexdigest()}.parquet"
-    write_whole(path, data)
+    write_atomically(path, data)
     return path
 
 

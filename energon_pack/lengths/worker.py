@@ -13,17 +13,17 @@ import pyarrow.compute as pc
 from energon_pack.errors import PackError
 from energon_pack.lengths.kept_tokens import TokenWriter
 from energon_pack.lengths.method import Method
-from energon_pack.lengths.same_media import MediaHashes
+from energon_pack.lengths.same_media import MediaHasher
 from energon_pack.run.stores.requests import reraising_store_errors
 from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.cut import CUT_TYPE, schema_with_cut_type
-from energon_pack.samples.flavors.fit import contents_that_do_not_fit
-from energon_pack.samples.media_marks import kinds_without_medium
-from energon_pack.samples.sample import AnyPart, Message, media_type, media_type_by_name
-from energon_pack.samples.settings import ReadSettings, UnreadMedia
+from energon_pack.samples.flavors.fit import contents_forbidden_by_flavor_rules
+from energon_pack.samples.media_marks import placeholder_kinds_without_media
+from energon_pack.samples.sample import AnyPart, Message, guess_media_type_by_names, media_type
+from energon_pack.samples.settings import ReadSettings, UnreadMediaPolicy
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.lmdb_pages import DamagedFile
-from energon_pack.sources.reader import Reader
+from energon_pack.sources.reader import SourceReader
 from energon_pack.sources.sample import read_sample
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.source_file import IndexRow, MeasuredRow, rows_of
@@ -105,14 +105,14 @@ def measure(job: MeasureJob) -> pa.Table:
     """Measure the samples of a job, in a worker process; return their table, a row for each sample."""
     template = load_saved_template(job.method.template_folder)
     warnings.filterwarnings("ignore", module="PIL")  # odd EXIF and the like; unreadable files are in the ledger
-    with Reader() as reader, reraising_store_errors():
+    with SourceReader() as reader, reraising_store_errors():
         token_writer = TokenWriter() if job.tokens_folder else None
         rows = render_and_count(_read_all(reader, job), template, _method_with_engine(job), token_writer)
         if token_writer and job.tokens_folder:
             number = token_writer.write(job.tokens_folder)
             for row in rows:
                 row.kept = row.kept and number + row.kept
-        return lengths_table(rows, job.method)
+        return build_lengths_table(rows, job.method)
 
 
 def _method_with_engine(job: MeasureJob) -> Method:
@@ -150,14 +150,14 @@ def render_and_count(
     return rows
 
 
-def _read_all(reader: Reader, job: MeasureJob) -> Iterator[tuple[LengthsRow, ReadSample | None]]:
+def _read_all(reader: SourceReader, job: MeasureJob) -> Iterator[tuple[LengthsRow, ReadSample | None]]:
     """Read the samples of a job: each row without counts, and its sample; None if the row says why it is left out."""
-    hashes = MediaHashes(reader) if job.method.with_beginnings else None
+    hashes = MediaHasher(reader) if job.method.with_beginnings else None
     for index_row, shard in zip(rows_of(job.samples, IndexRow), job.shards, strict=True):
         place = index_row.key, index_row.record_part, index_row.record_offset, index_row.record_size
         row = LengthsRow(*place, [], [], None, 0, 0, 0, reason=index_row.reason, detail=index_row.detail)
         if row.reason is not None:
-            row.media_type = media_type_by_name([part.name for part in index_row.parts])
+            row.media_type = guess_media_type_by_names([part.name for part in index_row.parts])
             yield row, None
             continue
         try:
@@ -187,8 +187,8 @@ def _read_all(reader: Reader, job: MeasureJob) -> Iterator[tuple[LengthsRow, Rea
 def set_warnings(row: LengthsRow, sample: ReadSample, settings: ReadSettings) -> None:
     """Set the columns of a row that warn about its sample, such as unknown keys, or placeholders without media."""
     row.placeholders_put_in = sample.placeholders_put_in
-    if settings.media is not UnreadMedia.ignore:  # then such letters are meant
-        row.placeholders_as_text = kinds_without_medium(sample.messages, sample.kinds) or None
+    if settings.media is not UnreadMediaPolicy.ignore:  # then such letters are meant
+        row.placeholders_as_text = placeholder_kinds_without_media(sample.messages, sample.kinds) or None
     row.assistant_first = _begins_with_assistant(sample.messages)
     row.tools_left_out = sample.leaves_out_tools
     row.unknown_keys = [*sample.unknown[:_MAX_UNKNOWN_KEYS]] or None
@@ -203,7 +203,7 @@ def _render(row: LengthsRow, sample: ReadSample, template: Template, settings: R
         seen = Sample(sample.timed_messages, sample.media, sample.tools, sample.options)
         rendered = template.render(seen)
         rendered.skip_if_left_out(settings.control_tokens)
-        row.does_not_fit = contents_that_do_not_fit(sample)
+        row.does_not_fit = contents_forbidden_by_flavor_rules(sample)
     except Skip as skip:
         leave_out(row, skip)
         return None
@@ -251,10 +251,10 @@ def _count_tokens(template: Template, waiting: list[_Uncounted], engine: str, to
     waiting.clear()
 
 
-def hash_media(row: LengthsRow, hashes: MediaHashes, shard: Shard, sample: ReadSample) -> None:
+def hash_media(row: LengthsRow, hashes: MediaHasher, shard: Shard, sample: ReadSample) -> None:
     """Read and hash a sample's media; set `media_hashes` and `first_medium` of its row."""
-    row.media_hashes = hashes.of_media(shard, sample.parts, sample.media)
-    row.first_medium = hashes.of_first_medium(shard, sample.parts)
+    row.media_hashes = hashes.hash_media_of_sample(shard, sample.parts, sample.media)
+    row.first_medium = hashes.hash_first_medium(shard, sample.parts)
 
 
 def hash_beginnings(template: Template, samples: Sequence[tuple[LengthsRow, Rendered]]) -> None:
@@ -265,15 +265,15 @@ def hash_beginnings(template: Template, samples: Sequence[tuple[LengthsRow, Rend
         row.beginnings = [beginning._asdict() for beginning in of_sample] or None
 
 
-def lengths_table(rows: Sequence[LengthsRow], method: Method, cuts: pa.StructType = CUT_TYPE) -> pa.Table:
+def build_lengths_table(rows: Sequence[LengthsRow], method: Method, cut_type: pa.StructType = CUT_TYPE) -> pa.Table:
     """Convert rows to an Arrow table of the columns that the method measures (`Method.schema`).
 
     Args:
-        cuts: the type of the column `cut`; a cut with more fields than this type is shortened.
+        cut_type: the type of the column `cut`; a cut with more fields than this type is shortened.
     """
-    schema = schema_with_cut_type(method.schema, cuts)
+    schema = schema_with_cut_type(method.schema, cut_type)
     values = {field.name: list(map(attrgetter(field.name), rows)) for field in schema}
-    values["cut"] = [cut and cut[: cuts.num_fields] for cut in values["cut"]]
+    values["cut"] = [cut and cut[: cut_type.num_fields] for cut in values["cut"]]
     return pa.table([pa.array(values[field.name], field.type) for field in schema], schema=schema)
 
 

@@ -18,18 +18,18 @@ from energon_pack.dataset.manifest import (
 from energon_pack.dataset.source_media import EnergonMediaReader
 from energon_pack.errors import PackError
 from energon_pack.samples.caption_beside import read_with_caption_beside, text_of_txt
-from energon_pack.samples.conversation import option_fields, options_of, placed_record
+from energon_pack.samples.conversation import match_placeholders_with_media, option_fields, options_of
 from energon_pack.samples.documents import document_of
 from energon_pack.samples.flavors import FLAVORS, UNPACKED_FLAVOR, load_pack, packed_flavor_or_default
 from energon_pack.samples.flavors.base import Flavor, PackedFlavor
-from energon_pack.samples.media.kinds import kind_by_extension
+from energon_pack.samples.media.kinds import media_kind_by_extension
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media_parts import extension_of, listed_parts, media_parts, refuse_other_kinds
-from energon_pack.samples.member import media_fields
-from energon_pack.samples.raw_record import load_json
+from energon_pack.samples.media_parts import extension_of, find_listed_parts, find_media_parts, refuse_other_kinds
+from energon_pack.samples.member import media_keyword_arguments
+from energon_pack.samples.raw_record import parse_sample_json
 from energon_pack.samples.record import Record, caption_record, parse_record
-from energon_pack.samples.sample import Part, Parts, ReadMedia, kind_of, media_by_kind, patch_positions_of
-from energon_pack.samples.settings import ReadSettings, SampleType, Take, ToolsAs
+from energon_pack.samples.sample import Part, Parts, ReadMedia, media_by_kind, media_kind_of_part, patch_positions_of
+from energon_pack.samples.settings import PreferenceTake, ReadSettings, SampleType, ToolForm
 from energon_pack.steps.journal import Consumed, Journal
 from energon_pack.steps.position import State, check_states
 from energon_pack.steps.topology import topology_of
@@ -76,8 +76,8 @@ def make_sample_loader(
     settings = ReadSettings(
         messages_key,
         SampleType(sample_type),
-        take=None if take is None else Take(take),
-        tools=ToolsAs(tools),
+        take=None if take is None else PreferenceTake(take),
+        tools=ToolForm(tools),
         caption_prompt=caption_prompt,
     )
     return partial(load_multi_mix_qa, settings=settings)
@@ -106,19 +106,19 @@ def load_multi_mix_qa(parts: Parts, settings: ReadSettings = _AUTO_SETTINGS) -> 
     """Return the fields of a `MultiMixQASample` from an unpacked source sample, read as packing reads it."""
     key, files = str(parts.get("__key__", "")), [Part(name, 0, 0) for name in parts if not name.startswith("__")]
     record = _record_of_parts(parts, settings)
-    chosen = media_parts(record, key, files)
-    kinds = [kind_of(parts, part.name) for part in chosen]
+    chosen = find_media_parts(record, key, files)
+    kinds = [media_kind_of_part(parts, part.name) for part in chosen]
     named = [Media(kind, extension=extension_of(part.name)) for part, kind in zip(chosen, kinds, strict=True)]
     refuse_other_kinds(record, key, chosen, named)
-    placed = placed_record(record, kinds)
+    placed = match_placeholders_with_media(record, kinds)
     arrays = [
-        patch_positions_of(parts[listed_parts([name], key, files)[0].name]) if name else None
+        patch_positions_of(parts[find_listed_parts([name], key, files)[0].name]) if name else None
         for name in placed.patch_position_files
     ]
     media = media_by_kind(parts, [(chosen[i].name, kinds[i]) for i in placed.order])
     return {
         "messages": placed.timed_messages(arrays),
-        **media_fields({kind: values or None for kind, values in media.items()}, plural=False),
+        **media_keyword_arguments({kind: values or None for kind, values in media.items()}, has_plural_names=False),
         "tools": record.tools,
         "video_frames": record.fields.get("video_frames"),
         "options": option_fields(placed.record.fields),
@@ -129,9 +129,9 @@ def _record_of_parts(parts: Parts, settings: ReadSettings) -> Record:
     if "json" in parts:
 
         def read(value: Any) -> Record:
-            return parse_record(load_json(value) if isinstance(value, bytes) else value, settings)
+            return parse_record(parse_sample_json(value) if isinstance(value, bytes) else value, settings)
 
-        txt = parts.get("txt") if any(map(kind_by_extension, parts)) else None
+        txt = parts.get("txt") if any(map(media_kind_by_extension, parts)) else None
         return read_with_caption_beside(read, parts["json"], lambda: txt)[0]
     text = text_of_txt(parts["txt"])
     return Record(document_of(text)) if settings.sample_type is SampleType.document else caption_record(text, settings)
@@ -224,7 +224,7 @@ def _refuse_other_ranks(dataset: str | Path, worker: Any, ours: bool, goes_on: b
         raise ValueError(f"{dataset} is an order over datasets, which Energon's own dealing does not know: {knob}")
     planned = topology_of(manifest)
     ranks, workers = worker.world_size, max(1, worker.num_workers)
-    if not planned.has_steps or ranks * workers == (num := planned.row_size):
+    if not planned.has_several_packs_per_step or ranks * workers == (num := planned.row_size):
         return
     planned_for = f"{dataset} is laid out for {planned.data_parallel} ranks × {planned.workers} workers ({num})"
     fits = f"set num_workers={num // ranks}, or " if num % ranks == 0 else ""

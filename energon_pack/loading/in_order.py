@@ -27,13 +27,13 @@ from megatron.energon.flavors.webdataset.itar_reader import ShardInfosITarReader
 from megatron.energon.wrappers import MapDataset, PackingDataset
 from megatron.energon.wrappers.base import BaseWrapperDataset
 
-from energon_pack.dataset.damaged_shards import refuse_damaged_shards, unreadable_shard
+from energon_pack.dataset.damaged_shards import refuse_damaged_shards, unreadable_shard_error
 from energon_pack.dataset.manifest import MANIFEST, ORDER_FILE
 from energon_pack.errors import amount
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.seeded_random import Ints
 from energon_pack.run.untrusted_input import parse_json
-from energon_pack.steps.journal import position_to_resume
+from energon_pack.steps.journal import find_position_to_resume
 from energon_pack.steps.position import PackOrder, Position, State, positions_of_states
 from energon_pack.steps.topology import Topology, topology_of
 
@@ -116,7 +116,7 @@ class PackStream(SavableDataset[Any]):
             pack = self._reader[number]
         except (OSError, TarError, ValueError) as error:
             ends = list(accumulate(shard.count for shard in self._shards))
-            raise unreadable_shard(str(self._shards[bisect_right(ends, number)].path), error) from None
+            raise unreadable_shard_error(str(self._shards[bisect_right(ends, number)].path), error) from None
         if pack is not None:
             pack["__restore_key__"] = (type(self).__name__, position)
         return pack
@@ -154,12 +154,12 @@ def positions_of(packs: Sequence[Any]) -> list[int]:
     return list(dict.fromkeys(int(key[1]) for key in keys if key[:1] == (PackStream.__name__,)))
 
 
-def keep_unchosen_samples(built: Any, choose: Callable[[list[Any], bool], list[list[Any]]]) -> None:
-    """Keep in Energon's buffer what `choose` (called with samples, and whether they are the last) puts in no pack."""
-    while isinstance(built, BaseWrapperDataset):
-        if isinstance(built, PackingDataset):
-            built.pre_packer = partial(_choose_and_keep, built, choose)
-        built = built.dataset
+def buffer_samples_without_pack(built_dataset: Any, choose_packs: Callable[[list[Any], bool], list[list[Any]]]) -> None:
+    """Keep in Energon's buffer what `choose_packs`, which gets samples and whether they end, puts in no pack."""
+    while isinstance(built_dataset, BaseWrapperDataset):
+        if isinstance(built_dataset, PackingDataset):
+            built_dataset.pre_packer = partial(_choose_and_keep, built_dataset, choose_packs)
+        built_dataset = built_dataset.dataset
 
 
 def _choose_and_keep(
@@ -232,7 +232,7 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
             raise ValueError("states of packs in the order of one plan: these are shuffled, or a blend of datasets")
         elif worker_config.rank == 0:
             paths = ", ".join(str(path) for loaded in datasets for path in getattr(loaded.dataset, "paths", ()))
-            has_steps = any(topology_of(manifest).has_steps for manifest in manifests)
+            has_steps = any(topology_of(manifest).has_several_packs_per_step for manifest in manifests)
             lost = ["steps are not even as planned; they are with one dataset and loading.train_arguments"] * has_steps
             if self._states:
                 lost += ["states only say how much was consumed; which come next, Energon's restore_state_rank knows"]
@@ -251,11 +251,11 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
         order = _order_of_packs(factory, manifest)
         num = len(factory) if order is None else len(order)
         here = Position(f"{num} packs ({_fingerprint(factory, manifest)})", topology, ranks=ranks, rank=worker.rank)
-        position = position_to_resume(self._states, here, num)
+        position = find_position_to_resume(self._states, here, num)
         of_splits = [split["packs"] for split in manifest.get("splits", {}).values()]
         has_all = not factory.sample_excludes and len(factory) in of_splits  # else all later packs move
         is_even = has_all and _has_even_steps(planned, position, self._micro_batches)
-        if worker.rank == 0 and planned.has_steps and not is_even:
+        if worker.rank == 0 and planned.has_several_packs_per_step and not is_even:
             warning = (
                 "%s: steps are not even as planned for %d ranks: here are %s%s, from pack %d on; they are with ranks"
                 " that divide %d, steps of %d packs of all ranks, from whole steps on, with no pack excluded"
@@ -302,9 +302,9 @@ def _keeps_order(factory: Any, shuffle_buffer_size: int | None) -> bool:
     )
 
 
-def manifest_of(factory: Any) -> Manifest:
+def manifest_of(dataset_factory: Any) -> Manifest:
     """Return the dataset's energon_pack.json; empty if there is none."""
-    path = getattr(factory, "path", None)
+    path = getattr(dataset_factory, "path", None)
     file = None if path is None else path / META_FOLDER / MANIFEST
     content: Manifest = parse_json(file.read_bytes()) if file is not None and file.is_file() else {}
     return content

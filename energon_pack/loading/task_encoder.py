@@ -29,7 +29,7 @@ from energon_pack.loading import cookers
 from energon_pack.loading.in_order import (
     FatalSampleError,
     PacksInOrder,
-    keep_unchosen_samples,
+    buffer_samples_without_pack,
     manifest_of,
     positions_of,
 )
@@ -112,10 +112,10 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         self._measuring: SampleMeasurer | None = None
         if packing_buffer_size is not None:
             from energon_pack.dataset.packing_template import load_template
-            from energon_pack.plan.sample_measures import sample_measurer_of
+            from energon_pack.plan.sample_measures import make_sample_measurer
 
             template = load_template(path, processor, trust_remote_code)
-            self._measuring = sample_measurer_of(content, template, options.get("on_bad_member") == "drop")
+            self._measuring = make_sample_measurer(content, template, options.get("on_bad_member") == "drop")
         self.cookers: Sequence[Cooker[Any]] = cookers(
             **{
                 name: read[name]
@@ -197,7 +197,7 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
             {name: value for name, value in manifest.items() if name not in may_differ}
             for manifest in (self.encoder.made, *others.values())
         )
-        agreement.refuse_other_packs(self._path, made, dict(zip(others, of_others, strict=True)))
+        agreement.refuse_packs_unfit_for_encoder(self._path, made, dict(zip(others, of_others, strict=True)))
 
     def build_batch(self, dataset: Any, **settings: Any) -> Any:
         """Call Energon's own method, but keep samples that fill no pack yet in its buffer."""
@@ -209,7 +209,7 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
             )
         built = super().build_batch(dataset, **settings)
         if self._measuring is not None:
-            keep_unchosen_samples(built, self._choose_packs)
+            buffer_samples_without_pack(built, self._choose_packs)
         return built
 
     @stateless  # type: ignore[untyped-decorator]

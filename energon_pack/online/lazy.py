@@ -22,24 +22,24 @@ from energon_pack.dataset.files import LEDGER
 from energon_pack.dataset.manifest import PackTotals
 from energon_pack.dataset.plan_file import totals_of_plan
 from energon_pack.errors import PackError
-from energon_pack.online.prepare import ITEMS_FOLDER, prepare, shared_number
+from energon_pack.online.prepare import ITEMS_FOLDER, make_zero_in_shared_memory, prepare
 from energon_pack.online.user_dataset import MapStyleDataset
 from energon_pack.plan.existing_packs import exchange_members_for_epoch
 from energon_pack.plan.packs import PackPlan, select_packs, split_of_packs
 from energon_pack.plan.report import Report
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.bounded_memory import LruCache
-from energon_pack.run.files import write_whole
+from energon_pack.run.files import write_atomically
 from energon_pack.run.seeded_random import Ints
 from energon_pack.samples.member import MemberInput
-from energon_pack.samples.settings import Take
+from energon_pack.samples.settings import PreferenceTake
 from energon_pack.samples.skip import Skip
 from energon_pack.stages.planning import Planned
 from energon_pack.trainers.on_disk import PacksByNumber
 from energon_pack.training.member_encoder import UnreadableMember
 from energon_pack.training.pack_encoder import PackEncoder, check_options
 from energon_pack.training.preference import refuse_sft_options
-from energon_pack.training.worker_start import schedule_try_at_fork
+from energon_pack.training.worker_start import schedule_trial_at_fork
 
 __all__ = ["LazyPackedDataset"]
 
@@ -76,7 +76,7 @@ class LazyPackedDataset(PacksByNumber):
             raise PackError(f"max_packs={max_packs}: at least 1")
         config = config_of(config)
         check_options(options, config.packing.layout.value)  # measuring may take hours
-        if config.source.take is Take.both:
+        if config.source.take is PreferenceTake.both:
             refuse_sft_options(config.packing.layout.value, options)
         prepared = prepare(config, conversations, fingerprint)
         self.micro_batches = prepared.micro_batches
@@ -88,7 +88,7 @@ class LazyPackedDataset(PacksByNumber):
         self.encoder = PackEncoder(prepared.manifest, rules, **options)
         planned = prepared.planned
         if planned.report.by_media.keys() - {"text"}:
-            schedule_try_at_fork(self.encoder.members.media_processor)
+            schedule_trial_at_fork(self.encoder.members.media_processor)
         packs = np.flatnonzero(split_of_packs(planned.lengths.items, planned.plan) == SPLITS.index(split))
         if max_packs is not None:
             packs = packs[:max_packs]
@@ -99,7 +99,7 @@ class LazyPackedDataset(PacksByNumber):
         self._plans = EpochPlans(prepared.folder / name, len(packs), self.config.packing, self.config.seed, first)
         self._plans.ensure_written(0)
         self._samples = prepared.samples
-        self._epoch = shared_number()
+        self._epoch = make_zero_in_shared_memory()
         self._key_prefix = prepared.folder.name[:8]
         self.fingerprint = f"{prepared.folder.name}-{name}"
 
@@ -173,7 +173,7 @@ class EpochPlans:
         plan, file = self.plan(epoch), io.BytesIO()
         np.save(file, np.concatenate((plan.starts, plan.items)))
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, file.getvalue())
+        write_atomically(path, file.getvalue())
 
     def plan(self, epoch: int) -> PackPlan:
         """Return the plan of an epoch; raises PackError in a pickled copy."""

@@ -10,28 +10,28 @@ from typing import Any
 
 from PIL import Image
 
-from energon_pack.samples.dialects.media_in_text import texts_field
+from energon_pack.samples.dialects.media_in_text import find_interleaved_texts_field
 from energon_pack.samples.media.kinds import MEDIA_KEYS, PART_TYPES
-from energon_pack.samples.settings import ReadSettings, Take
+from energon_pack.samples.settings import PreferenceTake, ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 
 #: names of media in memory begin with it: half a character, which no text holds
 MEMORY_MARK = "\udfff"
 
 
-def name_and_hold_media(item: Any, held: list[Any], settings: ReadSettings) -> Any:
-    """Return an item in which a name replaces each medium in memory; the media are appended to `held`. Raises Skip."""
+def swap_media_for_names(item: Any, removed_media: list[Any], settings: ReadSettings) -> Any:
+    """Return an item with a name for each medium in memory; `removed_media` gets the media. Raises Skip."""
     if not isinstance(item, Mapping):
-        return _with_named_value(item, held)
+        return _with_named_value(item, removed_media)
     media_keys = (*MEDIA_KEYS, settings.columns.images, settings.columns.videos, settings.columns.audios)
-    media_keys = () if texts_field(item) else media_keys  # None stands where a text stands
-    row = {key: _with_named_value(value, held, key in media_keys) for key, value in item.items()}
+    media_keys = () if find_interleaved_texts_field(item) else media_keys  # None stands where a text stands
+    row = {key: _with_named_value(value, removed_media, key in media_keys) for key, value in item.items()}
     # two whole conversations: each side of a pair holds the media of the prompt
-    return with_media_back(row, _first_names(held)) if settings.take == Take.both else row
+    return put_back_named_media(row, _first_names(removed_media)) if settings.take == PreferenceTake.both else row
 
 
 def _with_named_value(value: Any, held: list[Any], is_medium: bool = False) -> Any:
-    """Do `name_and_hold_media` on a value of an item; base64 is a medium only if the value `is_medium`."""
+    """Do `swap_media_for_names` on a value of an item; base64 is a medium only if the value `is_medium`."""
     if isinstance(value, Mapping):
         is_part = str(value.get("type")) in PART_TYPES
         if isinstance(value.get("bytes"), bytes) and is_part:
@@ -56,23 +56,23 @@ def _with_named_value(value: Any, held: list[Any], is_medium: bool = False) -> A
     return f"{MEMORY_MARK}{len(held) - 1}"
 
 
-def with_media_back(value: Any, by_name: Mapping[str, Any]) -> Any:
-    """Put media back in place of the names that `name_and_hold_media` gave them."""
-    if isinstance(value, Mapping):
-        return {key: with_media_back(item, by_name) for key, item in value.items()}
-    if isinstance(value, list):
-        return [with_media_back(item, by_name) for item in value]
-    return by_name.get(value, value) if isinstance(value, str) else value
+def put_back_named_media(named_value: Any, by_name: Mapping[str, Any]) -> Any:
+    """Put media back in place of the names that `swap_media_for_names` gave them."""
+    if isinstance(named_value, Mapping):
+        return {key: put_back_named_media(item, by_name) for key, item in named_value.items()}
+    if isinstance(named_value, list):
+        return [put_back_named_media(item, by_name) for item in named_value]
+    return by_name.get(named_value, named_value) if isinstance(named_value, str) else named_value
 
 
-def media_by_name(held: Sequence[Any]) -> dict[str, Any]:
-    """Return the media that `name_and_hold_media` put into `held`, by their names."""
-    return {f"{MEMORY_MARK}{number}": medium for number, medium in enumerate(held)}
+def map_names_to_media(removed_media: Sequence[Any]) -> dict[str, Any]:
+    """Return the media that `swap_media_for_names` put into `removed_media`, by their names."""
+    return {f"{MEMORY_MARK}{number}": medium for number, medium in enumerate(removed_media)}
 
 
 def _first_names(held: Sequence[Any]) -> dict[str, str]:
     """Return the name of each medium in `held` that an earlier one equals, with the name of the earlier one."""
-    names = [*media_by_name(held)]
+    names = [*map_names_to_media(held)]
     first = [next(n for n, one in enumerate(held) if _are_equal(one, medium)) for medium in held]
     return {name: names[number] for name, number in zip(names, first, strict=True) if name != names[number]}
 

@@ -24,7 +24,7 @@ from energon_pack.config.naming import cache_folder
 from energon_pack.config.stage_settings import MeasuringSettings, StageSettings
 from energon_pack.dataset.energon import manifest_of
 from energon_pack.dataset.files import LEDGER
-from energon_pack.dataset.in_folder import DatasetInFolder
+from energon_pack.dataset.in_folder import FolderDestination
 from energon_pack.dataset.ledger import why_unpublished, write_ledger
 from energon_pack.dataset.sources import SampleReader
 from energon_pack.dataset.staging_files import refuse_unwritable_folder
@@ -34,32 +34,32 @@ from energon_pack.lengths.measure import MeasuredShard, cache_measured_rows, len
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.same_media import StaleRows, stale_rows
 from energon_pack.lengths.table_cache import key_of
-from energon_pack.lengths.worker import LengthsRow, leave_out, lengths_table, render_and_count, set_warnings
+from energon_pack.lengths.worker import LengthsRow, build_lengths_table, leave_out, render_and_count, set_warnings
 from energon_pack.online.samples import (
+    ArrowFileRows,
     MeasuredItem,
     MeasuredSamples,
     MemberReader,
-    StoredRows,
     write_measured_rows,
 )
 from energon_pack.online.user_dataset import ID_PREFIX, MapStyleDataset, UserSamples, user_samples_of
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.settings import CUTTING_POLICIES
 from energon_pack.run.executors.local import LocalExecutor
-from energon_pack.run.files import is_intact, made_whole
+from energon_pack.run.files import is_intact, make_folder_atomically
 from energon_pack.run.progress import Progress
 from energon_pack.run.seeded_random import Ints
 from energon_pack.run.workshop import Workshop, one_process_at_a_time
 from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.sample import media_type
-from energon_pack.samples.settings import Take
+from energon_pack.samples.settings import PreferenceTake
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.find import Source
-from energon_pack.sources.media_files import MediaMap, mapped_name
+from energon_pack.sources.media_files import MediaMap, replace_mapped_prefix
 from energon_pack.sources.shard import TarShard
 from energon_pack.sources.storage import path_in
-from energon_pack.stages.measuring import Measured, index_source, measure_source, prepare_method
-from energon_pack.stages.places import OutputPlace, Places, page_of_stage, prepare_places
+from energon_pack.stages.measuring import Measured, index_source, measure_source, prepare_measuring_method
+from energon_pack.stages.places import OutputPlace, Places, page_path_of_stage, prepare_places
 from energon_pack.stages.planning import Planned, plan_source
 from energon_pack.steps.topology import Topology
 from energon_pack.templates.processor import load_saved_template
@@ -120,7 +120,7 @@ class _UserDatasetShard(TarShard):
         return self.root
 
     def path_of(self, name: str) -> str:
-        return path_in(self.root, mapped_name(name, self.media_map))
+        return path_in(self.root, replace_mapped_prefix(name, self.media_map))
 
 
 class _MeasuredSlices(Dataset[pa.Table]):
@@ -134,7 +134,9 @@ class _MeasuredSlices(Dataset[pa.Table]):
 
     def __getitem__(self, number: int) -> pa.Table:
         template = load_saved_template(self._method.template_folder)
-        return lengths_table(render_and_count(self._read(self._slices[number]), template, self._method), self._method)
+        return build_lengths_table(
+            render_and_count(self._read(self._slices[number]), template, self._method), self._method
+        )
 
     def _read(self, numbers: Ints) -> Iterator[tuple[LengthsRow, ReadSample | None]]:
         for number in numbers.tolist():
@@ -191,7 +193,7 @@ def prepare(config: PackConfig, conversations: MapStyleDataset | None, fingerpri
     source, packing = config.source, config.packing
     if conversations is not None:
         _refuse_with_conversations(packing, config.labels, source)
-    packing.check_for_online(source.take is Take.both)
+    packing.check_for_online(source.take is PreferenceTake.both)
     alone = replace(packing, topology=Topology())  # the sampler makes steps even
     config = replace(config, stage=Stage.plan, packing=alone, output=replace(config.output, name="lazy"))
     known = fingerprint or getattr(conversations, "_fingerprint", None)
@@ -202,14 +204,14 @@ def prepare(config: PackConfig, conversations: MapStyleDataset | None, fingerpri
         if late := next((entry for entry in mixture.entries if entry.phase > 1), None) if mixture else None:
             raise PackError(f"mixture: {late.name} has phase={late.phase}: phases are for packs on disk")
     else:
-        places = places_without_files(config.source, config.model, config.output.dir, config.cache_dir)
+        places = find_places_without_sources(config.source, config.model, config.output.dir, config.cache_dir)
         places = places if known else replace(places, cache_dir=_temporary_cache())
     workshop = places.workshop(executor, Progress())
     samples_given = None if conversations is None else user_samples_of(conversations, source)
     with one_process_at_a_time(workshop.cache()), executor:
         of_stages = StageSettings.of(config, places.source, places.processor)
         indexed = index_source(places.source.shards, of_stages.method.keep_damaged, config.seed, workshop)
-        method = prepare_method(of_stages.method, workshop)
+        method = prepare_measuring_method(of_stages.method, workshop)
         if samples_given is None:
             measured = measure_source(places.source, indexed, method, of_stages.lengths, workshop)
         else:
@@ -218,7 +220,7 @@ def prepare(config: PackConfig, conversations: MapStyleDataset | None, fingerpri
         planned = plan_source(measured, of_stages.plan, workshop)
         folder = workshop.cache("lazy", planned.identity[:24])
         if not is_intact(folder / ITEMS_FOLDER):
-            with workshop.timed("rows"), made_whole(folder / ITEMS_FOLDER) as made:
+            with workshop.timed("rows"), make_folder_atomically(folder / ITEMS_FOLDER) as made:
                 _write(made, planned, packing)
     if why := why_unpublished(planned.report, config.max_skipped, packing):
         raise SamplesLost(f"{why}{_first_skipped(folder / ITEMS_FOLDER / LEDGER, samples_given is not None, known)}")
@@ -230,7 +232,7 @@ def prepare(config: PackConfig, conversations: MapStyleDataset | None, fingerpri
         if samples_given is None
         else samples_given.read_unchecked_member
     )
-    samples = MeasuredSamples(StoredRows(folder / ITEMS_FOLDER / _ROWS_FILE, MeasuredItem), read)
+    samples = MeasuredSamples(ArrowFileRows(folder / ITEMS_FOLDER / _ROWS_FILE, MeasuredItem), read)
     return PreparedPacks(config, planned, samples, folder, packing.topology.micro_batches)
 
 
@@ -240,7 +242,7 @@ def _refuse_with_conversations(packing: PackingConfig, labels: LabelsConfig, sou
         raise PackError(f"packing.overlong={packing.overlong.value}: only samples in files are cut, not conversations")
     if labels.expand is not Expand.none:
         raise PackError(f"labels.expand={labels.expand.value}: only samples in files are expanded")
-    if source.take is Take.both:
+    if source.take is PreferenceTake.both:
         raise PackError("source.take=both: lazy pairs are in files; StreamingPackedDataset takes conversations, too")
     if source.path is not None:
         raise PackError(f"source.path={source.path} and conversations: give one of them")
@@ -275,19 +277,21 @@ def _first_skipped(skipped: Path, is_given: bool, known: str | None) -> str:
     return f"{first}; {skipped} names each{kept}"
 
 
-def places_without_files(settings: SourceConfig, model: ModelConfig, output_dir: str, cache_dir: str | None) -> Places:
+def find_places_without_sources(
+    settings: SourceConfig, model: ModelConfig, output_dir: str, cache_dir: str | None
+) -> Places:
     """Return the places of samples in memory, without source files; `source.split` and `source.map` are refused."""
     for name in ("split", "map"):
         if (value := getattr(settings, name)) is not None:
             raise PackError(f"source.{name}={value}: only for files; pass just the conversations you want to pack")
     cache = cache_folder(cache_dir, output_dir)
     refuse_unwritable_folder("cache_dir" if cache_dir else "output.dir", cache)
-    destination = DatasetInFolder(cache)
-    unused = OutputPlace(destination, page_of_stage(destination, Stage.plan), publishes=False, may_overwrite=False)
+    destination = FolderDestination(cache)
+    unused = OutputPlace(destination, page_path_of_stage(destination, Stage.plan), publishes=False, may_overwrite=False)
     return Places(Source([], frozenset()), model.path_or_hub_id(), unused, cache)
 
 
-def shared_number() -> torch.Tensor:
+def make_zero_in_shared_memory() -> torch.Tensor:
     """Return 0, int64[], in shared memory: a loader's workers and the process that started them see when it changes."""
     number: torch.Tensor = torch.zeros((), dtype=torch.int64, device="cpu").share_memory_()
     return number

@@ -27,7 +27,7 @@ from energon_pack.samples.member import MemberInput, Shared
 from energon_pack.samples.pairs import cuts_of_pair
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources.reader import Reader
+from energon_pack.sources.reader import SourceReader
 from energon_pack.sources.sample import cut_sample, read_sample
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.source_file import IndexRow, MeasuredRow, SampleRow, rows_of
@@ -117,7 +117,7 @@ def _even_batches(tables: Iterator[pa.Table], schema: pa.Schema) -> Iterator[pa.
     yield from rest.combine_chunks().to_batches(_ROWS_PER_BATCH)
 
 
-class StoredRows(Generic[Row]):
+class ArrowFileRows(Generic[Row]):
     """The rows of an Arrow file as objects of `row_class`, each read on access; every process opens the file itself."""
 
     def __init__(self, path: Path, row_class: type[Row]):
@@ -137,7 +137,7 @@ class StoredRows(Generic[Row]):
         return pa.ipc.open_file(pa.memory_map(str(self._path)))
 
     def __reduce__(self) -> Any:
-        return StoredRows, (self._path, self._row_class)
+        return ArrowFileRows, (self._path, self._row_class)
 
 
 class MemberReader(Protocol):
@@ -159,10 +159,10 @@ class Samples(Protocol):
     def member(self, number: int) -> MemberInput:
         """Return the sample `number` for encoding, with media that are decoded when they are used; raises Skip."""
 
-    def sides_for_measuring(self, number: int) -> list[Sample]:
+    def read_pair_sides_for_measuring(self, number: int) -> list[Sample]:
         """Return both sides of the pair `number`, as `sample_for_measuring`; only `source.take=both` asks for them."""
 
-    def sides(self, number: int) -> list[MemberInput]:
+    def read_pair_sides(self, number: int) -> list[MemberInput]:
         """Return both sides of the pair `number`, as `member`; only `source.take=both` asks for them."""
 
 
@@ -171,10 +171,10 @@ def as_sample(read: ReadSample) -> Sample:
     return Sample(read.timed_messages, read.media, read.tools, read.options)
 
 
-def sides_of(sample_id: str, read: ReadSample) -> list[tuple[str, ReadSample]]:
+def split_pair_into_sides(sample_id: str, pair: ReadSample) -> list[tuple[str, ReadSample]]:
     """Return both sides of a pair that was read, the chosen one first, each with its id."""
-    cuts = cuts_of_pair(read.messages, read.kinds)
-    return [(member_id(sample_id, cut.part), cut_sample(read, cut)) for cut in cuts]
+    cuts = cuts_of_pair(pair.messages, pair.kinds)
+    return [(member_id(sample_id, cut.part), cut_sample(pair, cut)) for cut in cuts]
 
 
 @dataclass
@@ -183,8 +183,8 @@ class IndexedSamples:
 
     shards: Sequence[Shard]
     settings: ReadSettings
-    rows: StoredRows[SourceIndexRow]
-    reader: Reader = field(default_factory=Reader)
+    rows: ArrowFileRows[SourceIndexRow]
+    reader: SourceReader = field(default_factory=SourceReader)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -200,13 +200,13 @@ class IndexedSamples:
         read, shard = self._read(number)
         return read.member(self.sample_id(number), [self.reader.read(shard, part) for part in read.parts])
 
-    def sides_for_measuring(self, number: int) -> list[Sample]:
-        return [as_sample(side) for _, side in sides_of(self.sample_id(number), self._read(number)[0])]
+    def read_pair_sides_for_measuring(self, number: int) -> list[Sample]:
+        return [as_sample(side) for _, side in split_pair_into_sides(self.sample_id(number), self._read(number)[0])]
 
-    def sides(self, number: int) -> list[MemberInput]:
+    def read_pair_sides(self, number: int) -> list[MemberInput]:
         read, shard = self._read(number)
         media = [self.reader.read(shard, part) for part in read.parts]
-        return [side.member(name, media) for name, side in sides_of(self.sample_id(number), read)]
+        return [side.member(name, media) for name, side in split_pair_into_sides(self.sample_id(number), read)]
 
     def _read(self, number: int) -> tuple[ReadSample, Shard]:
         row = self.rows[number]
@@ -220,7 +220,7 @@ class IndexedSamples:
 class MeasuredSamples:
     """Measured samples by number, or parts of samples; `read` reads one from files or from a user's dataset."""
 
-    rows: StoredRows[MeasuredItem]
+    rows: ArrowFileRows[MeasuredItem]
     read: MemberReader
 
     def sample_id(self, number: int) -> str:

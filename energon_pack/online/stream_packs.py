@@ -14,9 +14,9 @@ import torch
 
 from energon_pack.errors import PackError
 from energon_pack.online.samples import Samples
-from energon_pack.plan.pool import Pool, WaitingSample
+from energon_pack.plan.pool import WaitingPool, WaitingSample
 from energon_pack.plan.sample_measures import SampleMeasurer, SampleMeasures
-from energon_pack.run.seeded_random import RandomStream, mix_number
+from energon_pack.run.seeded_random import RandomStream, mix_bits_of_number
 from energon_pack.samples.cut import SIDES, member_id
 from energon_pack.samples.media.kinds import IMAGE
 from energon_pack.samples.member import MemberInput, Shared
@@ -41,7 +41,7 @@ class Draw(NamedTuple):
     num_earlier_passes: int
 
 
-class Draws:
+class SampleDraws:
     """Draws samples from several datasets for one lane (a worker of a rank); lanes divide each pass over a dataset.
 
     Args:
@@ -68,7 +68,7 @@ class Draws:
         self.positions = list(positions)
         chance = RandomStream(seed, 2 * positions[0].epoch)
         self._permutation_keys = [chance.below(_UINT64_RANGE) for _ in self._sizes]
-        self._phase = mix_number(chance.below(_UINT64_RANGE) + positions[0].rank)
+        self._phase = mix_bits_of_number(chance.below(_UINT64_RANGE) + positions[0].rank)
 
     def next(self) -> Draw | None:
         """Return the next draw; None: all datasets are used up."""
@@ -107,11 +107,11 @@ def permuted_number(place: int, size: int, key: int) -> int:
     """
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1
-    keys = [mix_number(key * _FEISTEL_ROUNDS + number) for number in range(_FEISTEL_ROUNDS)]
+    keys = [mix_bits_of_number(key * _FEISTEL_ROUNDS + number) for number in range(_FEISTEL_ROUNDS)]
     while True:
         high, low = place >> half, place & mask
         for of_round in keys:
-            high, low = low, high ^ mix_number(of_round + low) & mask
+            high, low = low, high ^ mix_bits_of_number(of_round + low) & mask
         place = high << half | low
         if place < size:
             return place
@@ -139,23 +139,23 @@ class StreamCounters:
         rows = torch.zeros(_MAX_WORKERS, len(_COUNTER_COLUMNS), dtype=torch.int64, device="cpu")
         self._rows: torch.Tensor = rows.share_memory_()
 
-    def of_worker(self, worker: int) -> torch.Tensor:
+    def counters_of_worker(self, worker: int) -> torch.Tensor:
         """Return the counters of a worker: int64, one for each of `COUNTERS`, then one for each `Reason`."""
         if worker >= _MAX_WORKERS:
             raise ValueError(f"num_workers={worker + 1}: at most {_MAX_WORKERS}")
         return self._rows[worker]
 
-    def packed_nothing(self, num_samples: int) -> bool:
+    def has_packed_nothing(self, num_left_out: int) -> bool:
         """Tell whether the workers have made no pack, and have left out so many samples."""
         sums = self._rows.sum(dim=0)
-        return not sums[_COUNTER_COLUMNS["packs"]] and int(sums[len(COUNTERS) :].sum()) >= num_samples
+        return not sums[_COUNTER_COLUMNS["packs"]] and int(sums[len(COUNTERS) :].sum()) >= num_left_out
 
-    def total(self, capacity: int) -> dict[str, Any]:
-        """Add up the counters of all workers; `capacity`: tokens that a pack may hold, of which the fill is a share."""
+    def total(self, max_token_len: int) -> dict[str, Any]:
+        """Add up the counters of all workers; the fill is a share of `max_token_len`, the most of a pack."""
         sums = dict(zip(_COUNTER_COLUMNS, self._rows.sum(dim=0).tolist(), strict=True))
         sums["longest_wait"] = int(self._rows[:, _COUNTER_COLUMNS["longest_wait"]].max())
         left_out = {reason.value: number for reason in Reason if (number := sums.pop(reason))}
-        room = sums["packs"] * capacity + sums.pop("excess")
+        room = sums["packs"] * max_token_len + sums.pop("excess")
         fill = sums["tokens"] / room if room else 0.0
         return {**sums, "fill": fill, "left_out": left_out}
 
@@ -175,9 +175,9 @@ class OnlinePacks(Iterator[TrainingPack]):
         self,
         name: str,
         datasets: Sequence[Samples],
-        draws: Draws,
+        draws: SampleDraws,
         measuring: SampleMeasurer,
-        pool: Pool,
+        pool: WaitingPool,
         encoder: PackEncoder,
         counters: torch.Tensor,
         packed_nothing: Callable[[], bool],
@@ -225,7 +225,7 @@ class OnlinePacks(Iterator[TrainingPack]):
         self._counters.copy_(torch.tensor([counted.get(name, 0) for name in _COUNTER_COLUMNS], device="cpu"))
 
     def _fill_pool(self) -> None:
-        while not self._has_ended and (missing := self._pool.num_to_add):
+        while not self._has_ended and (missing := self._pool.num_samples_to_add):
             draws = [draw for draw in (self._draws.next() for _ in range(missing)) if draw is not None]
             self._measure_into_pool(draws)
             if len(draws) < missing:
@@ -249,7 +249,7 @@ class OnlinePacks(Iterator[TrainingPack]):
         dataset = self._datasets[draw.dataset]
         try:
             if self._encoder.pairs is not None:
-                return dataset.sides_for_measuring(draw.number)
+                return dataset.read_pair_sides_for_measuring(draw.number)
             return [dataset.sample_for_measuring(draw.number)]
         except Skip as skip:
             return skip
@@ -262,7 +262,7 @@ class OnlinePacks(Iterator[TrainingPack]):
                 if self._encoder.pairs is None:
                     yield replace(dataset.member(draw.number), token_len=lens[0])
                     continue
-                chosen, rejected = dataset.sides(draw.number)
+                chosen, rejected = dataset.read_pair_sides(draw.number)
             except Skip as skip:
                 self._leave_out(draw, skip)
                 sides = (None,) if self._encoder.pairs is None else SIDES

@@ -17,16 +17,16 @@ from energon_pack.config.stage_settings import StageSettings
 from energon_pack.dataset.energon import manifest_settings
 from energon_pack.errors import PackError
 from energon_pack.lengths.index import first_samples
-from energon_pack.online.prepare import places_without_files, shared_number
-from energon_pack.online.samples import IndexedSamples, Samples, SourceIndexRow, StoredRows, write_index
+from energon_pack.online.prepare import find_places_without_sources, make_zero_in_shared_memory
+from energon_pack.online.samples import ArrowFileRows, IndexedSamples, Samples, SourceIndexRow, write_index
 from energon_pack.online.user_dataset import MapStyleDataset, user_samples_of
 from energon_pack.run.executors.local import LocalExecutor
-from energon_pack.run.files import is_intact, made_whole
+from energon_pack.run.files import is_intact, make_folder_atomically
 from energon_pack.run.progress import Progress
 from energon_pack.run.workshop import Workshop, one_process_at_a_time
-from energon_pack.samples.settings import Take
+from energon_pack.samples.settings import PreferenceTake
 from energon_pack.sources.find import Source
-from energon_pack.stages.measuring import index_source, prepare_method
+from energon_pack.stages.measuring import index_source, prepare_measuring_method
 from energon_pack.stages.places import prepare_places
 from energon_pack.templates.pixels import flat_values
 from energon_pack.templates.processor import load_saved_template
@@ -42,18 +42,18 @@ class StreamEpoch:
 
     def __init__(self) -> None:
         self.number = 0
-        self._shared = shared_number().fill_(-1)  # none was set
+        self._shared = make_zero_in_shared_memory().fill_(-1)  # none was set
         #: the process whose iteration has begun since the number was set; None: none
         self._begun_in: int | None = None
         #: 1: workers began the last iteration; 0: this process began it, or will begin the next one anew
-        self._in_workers = shared_number()
+        self._in_workers = make_zero_in_shared_memory()
         #: the epoch that was asked for last; None: none
         self._asked_epoch: int | None = None
         #: added to each epoch that is asked for; a worker that loads a state writes it, too
-        self._offset = shared_number()
+        self._offset = make_zero_in_shared_memory()
 
     @property
-    def is_in_workers(self) -> bool:
+    def has_begun_in_workers(self) -> bool:
         """Whether workers of a loader began the last iteration, and nothing new was set or loaded since."""
         return bool(self._in_workers)
 
@@ -73,11 +73,11 @@ class StreamEpoch:
         self._begin_with(number, number, is_new=number != self.number)
         return number
 
-    def load(self, number: int) -> None:
+    def load(self, saved_number: int) -> None:
         """Let the next iteration have a state's number; the one after has the epoch asked for, if that is later."""
-        asked_epoch = number if self._asked_epoch is None else self._asked_epoch
-        self._offset.fill_(max(0, number - asked_epoch))
-        self._begin_with(number, max(number, asked_epoch), is_new=True)
+        asked_epoch = saved_number if self._asked_epoch is None else self._asked_epoch
+        self._offset.fill_(max(0, saved_number - asked_epoch))
+        self._begin_with(saved_number, max(saved_number, asked_epoch), is_new=True)
 
     def begin(self) -> None:
         """Begin an iteration, with the number that was set last."""
@@ -150,7 +150,7 @@ def prepare_stream(settings: PackConfig | Sequence[str], sources: Sequence[Strea
             " LazyPackedDataset"
         )
     _refuse_different_settings([_settings_of_packs(plain(of_source)) for of_source, _ in each])
-    are_pairs = [of_source.source.take is Take.both for of_source, _ in each]
+    are_pairs = [of_source.source.take is PreferenceTake.both for of_source, _ in each]
     if len({*are_pairs}) > 1:
         which = are_pairs.index(not are_pairs[0])
         raise PackError(
@@ -201,13 +201,13 @@ def _prepare_all(each: Sequence[tuple[PackConfig, Any]]) -> PreparedStream:
     all_places = [
         prepare_places(its)
         if _is_in_files(source)
-        else places_without_files(its.source, its.model, its.output.dir, its.cache_dir)
+        else find_places_without_sources(its.source, its.model, its.output.dir, its.cache_dir)
         for its, source in each
     ]
     workshop = Workshop(executor, Progress(), all_places[0].cache_dir)
     with one_process_at_a_time(workshop.cache()), executor:
         settings = StageSettings.of(config, all_places[0].source, all_places[0].processor)
-        method = prepare_method(settings.method, workshop)
+        method = prepare_measuring_method(settings.method, workshop)
         config = replace(config, model=replace(config.model, template=method.media_rules_choice.template))
         indexed = [
             _samples_in_files(config_of_source.source, places.source, config.seed, workshop)
@@ -251,10 +251,10 @@ def _samples_in_files(
     depends = [[item.key, *item.draw_settings, item.num_samples] for item in indexed]
     folder = workshop.cache("stream", _hash(depends)[:24]) / "once"
     if not is_intact(folder):
-        with made_whole(folder) as made:
+        with make_folder_atomically(folder) as made:
             write_index(made / _INDEX_FILE, indexed)
     samples = IndexedSamples(
-        [item.shard for item in indexed], settings.reading, StoredRows(folder / _INDEX_FILE, SourceIndexRow)
+        [item.shard for item in indexed], settings.reading, ArrowFileRows(folder / _INDEX_FILE, SourceIndexRow)
     )
     digests = [item.index_metadata.get("digest", item.key) for item in indexed]
     contents = [[digest, *rest] for digest, (_, *rest) in zip(digests, depends, strict=True)]

@@ -18,16 +18,16 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from energon_pack.config import PackConfig
 from energon_pack.errors import PackError, check_buffer_size
-from energon_pack.online.stream_packs import Draws, OnlinePacks, StreamCounters
+from energon_pack.online.stream_packs import OnlinePacks, SampleDraws, StreamCounters
 from energon_pack.online.stream_setup import OF_HUGGING_FACE, StreamEpoch, StreamSource, prepare_stream
-from energon_pack.plan.pool import Pool, WaitingSample, waiting_samples
+from energon_pack.plan.pool import WaitingPool, WaitingSample, waiting_samples
 from energon_pack.plan.sample_measures import SampleMeasurer
-from energon_pack.steps.position import Position, numbers_taken_together, parsing_state
+from energon_pack.steps.position import Position, combine_taken_numbers, parsing_state
 from energon_pack.trainers.dealer import ranks_to_deal_to, refuse_second_dealing
-from energon_pack.trainers.on_disk import PackDatasetBase, import_numbered_rows
+from energon_pack.trainers.on_disk import PackDatasetBase, import_pack_number_rows
 from energon_pack.training.encoded import TrainingPack
 from energon_pack.training.pack_encoder import PackEncoder, check_options
-from energon_pack.training.worker_start import schedule_try_at_fork
+from energon_pack.training.worker_start import schedule_trial_at_fork
 
 __all__ = ["StreamingPackedDataset"]
 
@@ -91,7 +91,7 @@ class StreamingPackedDataset(PackDatasetBase, IterableDataset[TrainingPack]):
         rules = begun.template.rules_by(self.config.measure.engine.value)
         self.encoder = PackEncoder(begun.manifest, rules, **options)
         # nobody knows yet whether there are media in the samples
-        schedule_try_at_fork(self.encoder.members.media_processor)
+        schedule_trial_at_fork(self.encoder.members.media_processor)
         source, drop = self.config.source, options.get("on_bad_member") == "drop"
         of_labels = self.config.labels.untrained
         self._measuring = SampleMeasurer(begun.template, self.config.packing, source.control_tokens, drop, of_labels)
@@ -132,7 +132,7 @@ class StreamingPackedDataset(PackDatasetBase, IterableDataset[TrainingPack]):
 
         Set `accelerator_config={"dispatch_batches": False}` (TRL does), so that each rank reads its own packs.
         """
-        return import_numbered_rows().StreamRows(self, *self.place)
+        return import_pack_number_rows().StreamRows(self, *self.place)
 
     @property
     def is_past_first_epoch(self) -> bool:
@@ -141,7 +141,7 @@ class StreamingPackedDataset(PackDatasetBase, IterableDataset[TrainingPack]):
 
     @property
     def _is_resumed(self) -> bool:
-        return bool(self._states_to_resume) and not self._epoch.is_in_workers
+        return bool(self._states_to_resume) and not self._epoch.has_begun_in_workers
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration draw in the order of this epoch; loaded states of the same epoch are still resumed.
@@ -179,7 +179,7 @@ class StreamingPackedDataset(PackDatasetBase, IterableDataset[TrainingPack]):
         Raises:
             PackError: a loader's workers make the packs, each with a state of its own.
         """
-        if self._epoch.is_in_workers and get_worker_info() is None:
+        if self._epoch.has_begun_in_workers and get_worker_info() is None:
             raise PackError(
                 "a loader's workers make these packs, and each has a state of its own: torchdata's"
                 " StatefulDataLoader(…).state_dict() has them all"
@@ -236,24 +236,24 @@ class StreamingPackedDataset(PackDatasetBase, IterableDataset[TrainingPack]):
                 number = places.index((here.ranks, here.rank))
                 positions, lane = of_lanes[number], self._states_to_resume[number]
             else:
-                taken = [numbers_taken_together(of_dataset, "worker") for of_dataset in zip(*of_lanes, strict=True)]
+                taken = [combine_taken_numbers(of_dataset, "worker") for of_dataset in zip(*of_lanes, strict=True)]
                 positions = [replace(here, before=before) for before in taken]
                 waiting = waiting_samples(lane["pool"] for lane in self._states_to_resume)[here.rank :: here.ranks]
-        draws = Draws(
+        draws = SampleDraws(
             settings["num_samples"],
             positions,
             settings["weights"],
             replacement=settings["replacement"],
             seed=settings["seed"],
         )
-        pool = Pool(self._measuring.packing, settings["buffer_size"], settings["seed"])
+        pool = WaitingPool(self._measuring.packing, settings["buffer_size"], settings["seed"])
         for sample in waiting:
             pool.add(sample.name, sample.costs, sample.group, sample.since)
-        name, row = f"{epoch}/{here.rank}", counters.of_worker(worker)
+        name, row = f"{epoch}/{here.rank}", counters.counters_of_worker(worker)
         lanes, sizes = range(rank * num_workers, (rank + 1) * num_workers), settings["num_samples"]
         drawn = [size for size, weight in zip(sizes, settings["weights"] or sizes, strict=True) if weight]
         num_here = sum(len(range(each, size, here.ranks)) for each in lanes for size in drawn)
-        nothing = partial(counters.packed_nothing, num_here)
+        nothing = partial(counters.has_packed_nothing, num_here)
         packs = OnlinePacks(name, self._datasets, draws, self._measuring, pool, self.encoder, row, nothing)
         if lane is not None:
             packs.load_pool_and_counters(lane)

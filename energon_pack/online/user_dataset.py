@@ -15,25 +15,25 @@ from typing import Any, Protocol
 from PIL import Image
 
 from energon_pack.errors import PackError
-from energon_pack.online.named_media import MEMORY_MARK, media_by_name, name_and_hold_media, with_media_back
-from energon_pack.online.samples import as_sample, sides_of
-from energon_pack.samples.conversation import ReadSample, options_of, placed_record
+from energon_pack.online.named_media import MEMORY_MARK, map_names_to_media, put_back_named_media, swap_media_for_names
+from energon_pack.online.samples import as_sample, split_pair_into_sides
+from energon_pack.samples.conversation import ReadSample, match_placeholders_with_media, options_of
 from energon_pack.samples.dialects.media_in_text import refuse_url
 from energon_pack.samples.hints import without_useless_hint
-from energon_pack.samples.media.image_probe import medium_of, unreadable_image
+from energon_pack.samples.media.image_probe import medium_of, unreadable_image_skip
 from energon_pack.samples.media.kinds import KINDS, MEDIA_KEYS
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.read_media import probe, with_requested_settings
-from energon_pack.samples.media_marks import is_empty_listing
+from energon_pack.samples.media_marks import is_empty_media_list
 from energon_pack.samples.media_parts import find_document_pictures, is_document_with_named_pictures, refuse_other_kinds
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.record import Record, with_use_audio_setting
-from energon_pack.samples.sample import MediaPart, Part, media_type, media_type_by_name
+from energon_pack.samples.sample import MediaPart, Part, guess_media_type_by_names, media_type
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.unread_media import leaf_values, media_file_names, refuse_unread_media
 from energon_pack.sources.jsonl.dialects import RowSettings, parse_row
-from energon_pack.sources.media_files import MediaMap, mapped_name, media_map_of, why_missing
+from energon_pack.sources.media_files import MediaMap, explain_missing_medium, parse_media_map, replace_mapped_prefix
 from energon_pack.sources.reader import NOT_THERE, state_of_medium
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.source_file import MeasuredRow, read_record
@@ -65,7 +65,7 @@ class UserSamples:
     ):
         with _naming_errors("conversations"):
             #: all items of the dataset, also those beyond the limit
-            self.num_items, self._dataset = len(dataset), without_decoding(dataset)
+            self.num_items, self._dataset = len(dataset), without_media_decoding(dataset)
         self._num_samples = self.num_items if limit is None else min(limit, self.num_items)
         self._settings = settings
         #: the folder that paths of media are relative to
@@ -89,14 +89,14 @@ class UserSamples:
         read, media = self.read(number)
         return read.member(self.sample_id(number), media)
 
-    def sides_for_measuring(self, number: int) -> list[Sample]:
+    def read_pair_sides_for_measuring(self, number: int) -> list[Sample]:
         """Return both sides of the pair `number`, as `sample_for_measuring` returns a sample; raises Skip."""
-        return [as_sample(side) for _, side in sides_of(self.sample_id(number), self.read(number)[0])]
+        return [as_sample(side) for _, side in split_pair_into_sides(self.sample_id(number), self.read(number)[0])]
 
-    def sides(self, number: int) -> list[MemberInput]:
+    def read_pair_sides(self, number: int) -> list[MemberInput]:
         """Return both sides of the pair `number`, as `member` returns a sample; raises Skip."""
         read, media = self.read(number)
-        return [side.member(name, media) for name, side in sides_of(self.sample_id(number), read)]
+        return [side.member(name, media) for name, side in split_pair_into_sides(self.sample_id(number), read)]
 
     def read_unchecked_member(self, row: MeasuredRow, *, checksum: int) -> MemberInput:
         """Return the sample of a measured row, with its media and length; raises Skip. `checksum` is not compared."""
@@ -125,7 +125,7 @@ class UserSamples:
 
             def picture(name: str) -> tuple[str, bytes | Image.Image]:
                 if name not in by_name:
-                    refuse_url(mapped_name(name, self.media_map), "it names")
+                    refuse_url(replace_mapped_prefix(name, self.media_map), "it names")
                 path, data = self._read_medium(by_name.get(name, name))
                 if data == b"":
                     raise Skip(Reason.MISSING_MEDIA, f"{name!r} has no bytes")
@@ -138,7 +138,7 @@ class UserSamples:
             media_found = [_probed_medium(medium) for _, medium in opened]
             kinds = [medium.kind for medium in media_found]
             refuse_other_kinds(record, "", [Part(name, 0, 0) for name in record.listed_media or ()], media_found)
-            placed = placed_record(record, kinds)
+            placed = match_placeholders_with_media(record, kinds)
             fields = placed.record.fields
             if settings.media is None:
                 refuse_unread_media(placed.record, [name for name, _ in opened], kinds, self._kind_of)
@@ -167,18 +167,20 @@ class UserSamples:
                 key: value
                 for key, value in item.items()
                 if (value is not None and (key not in MEDIA_KEYS or _may_hold_media(value)))
-                or (key in MEDIA_KEYS and is_empty_listing(value))  # with a placeholder, its medium is lost
+                or (key in MEDIA_KEYS and is_empty_media_list(value))  # with a placeholder, its medium is lost
             }
-        row, rows = name_and_hold_media(item, held, settings), RowSettings(self.root)
+        row, rows = swap_media_for_names(item, held, settings), RowSettings(self.root)
         record = read_record(lambda reading: parse_row(row, rows, reading), settings)
         turns = [*record.messages, *record.rejected]
         texts = [{**message, "content": _content_without_media(message["content"])} for message in turns]
         if any(isinstance(leaf, str) and MEMORY_MARK in leaf for leaf in leaf_values([texts, record.tools])):
             raise Skip(Reason.BAD_MESSAGE, f"{_MEMORY_NOUN} stands where a text belongs")
-        by_name = media_by_name(held)
-        record.unknown = {key: with_media_back(value, by_name) for key, value in record.unknown.items()}
+        by_name = map_names_to_media(held)
+        record.unknown = {key: put_back_named_media(value, by_name) for key, value in record.unknown.items()}
         files = {name: medium for name, medium in by_name.items() if isinstance(medium, (bytes, Image.Image))}
-        record.fields = with_media_back(record.fields, files)  # an array is neither true nor false, and stays a name
+        record.fields = put_back_named_media(
+            record.fields, files
+        )  # an array is neither true nor false, and stays a name
         return record, by_name
 
     def _kind_of(self, value: Any) -> str | None:
@@ -199,17 +201,17 @@ class UserSamples:
             with open_file(self._path_of(medium)) as file:
                 return medium, file.read(0, file.size)
         except (FileNotFoundError, NotADirectoryError, ValueError):  # a ValueError: no file can have such a name
-            raise Skip(Reason.MISSING_MEDIA, why_missing(medium, self._path_of(medium))) from None
+            raise Skip(Reason.MISSING_MEDIA, explain_missing_medium(medium, self._path_of(medium))) from None
         except OSError as error:
             raise Skip(Reason.UNREADABLE_MEDIA, f"{medium!r}: {error.strerror}") from None
 
     def _path_of(self, name: str) -> str:
-        return os.path.join(self.root, mapped_name(name, self.media_map))
+        return os.path.join(self.root, replace_mapped_prefix(name, self.media_map))
 
 
 def user_samples_of(dataset: MapStyleDataset, source: SourceConfig) -> UserSamples:
     """Read a user's dataset by the settings of `source`."""
-    return UserSamples(dataset, source.reading, source.media_root, source.limit, media_map_of(source.media_map))
+    return UserSamples(dataset, source.reading, source.media_root, source.limit, parse_media_map(source.media_map))
 
 
 def _guessed_media_type(item: Any) -> str | None:
@@ -217,7 +219,7 @@ def _guessed_media_type(item: Any) -> str | None:
     if not isinstance(item, Mapping):
         return None
     kinds = [kind for kind, medium in KINDS.items() for key in medium.keys if _may_hold_media(item.get(key))]
-    return media_type(kinds) if kinds else media_type_by_name(list(media_file_names(item)))
+    return media_type(kinds) if kinds else guess_media_type_by_names(list(media_file_names(item)))
 
 
 @contextmanager
@@ -231,7 +233,7 @@ def _naming_errors(name: str) -> Iterator[None]:
         raise PackError(f"{name}: {type(error).__name__}: {error}") from error
 
 
-def without_decoding(dataset: Any) -> Any:
+def without_media_decoding(dataset: Any) -> Any:
     """Return a Hugging Face dataset that gives images and videos as bytes of files; other datasets stay unchanged."""
     if (getattr(dataset, "format", None) or {}).get("type") == "custom":
         return dataset  # its own transform expects decoded images
@@ -269,4 +271,4 @@ def _probed_medium(medium: bytes | Image.Image) -> Media:
     try:
         return medium_of(medium)
     except Exception as error:  # Pillow's readers raise anything
-        raise unreadable_image(error) from None
+        raise unreadable_image_skip(error) from None

@@ -19,11 +19,11 @@ from energon_pack.plan.pack_lengths import Tally
 from energon_pack.plan.packs import PackPlan
 from energon_pack.plan.settings import PackingConfig, costs_and_limits
 from energon_pack.plan.splits import SPLITS
-from energon_pack.run.bounded_memory import blocks
+from energon_pack.run.bounded_memory import split_into_blocks
 from energon_pack.run.seeded_random import Ints, random_keys
 from energon_pack.samples.skip import Reason
 from energon_pack.sources.mixture import Entry, Mixture, WeightOf
-from energon_pack.sources.sample_ratio import earlier_occurrences
+from energon_pack.sources.sample_ratio import count_earlier_occurrences
 
 _TRAIN_SPLIT = SPLITS.index("train")
 
@@ -43,18 +43,18 @@ class EntryShare:
     unit: WeightOf = "tokens"  # whether `requested_share` is a share of the trained tokens or of the samples
 
 
-def shares_of(entries: Sequence[Entry], entry: Ints, trained: Ints) -> list[EntryShare]:
+def compute_entry_shares(entries: Sequence[Entry], entry_of_samples: Ints, trained_tokens: Ints) -> list[EntryShare]:
     """Decide how often the samples of each entry of a mixture come.
 
     Args:
-        entry: int[num_samples] index into `entries`.
-        trained: int[num_samples] trained tokens; 0: the sample can't be packed.
+        entry_of_samples: int[num_samples] index into `entries`.
+        trained_tokens: int[num_samples] trained tokens; 0: the sample can't be packed.
 
     Raises:
         PackError: an entry with a weight has nothing to train on.
     """
-    tokens = np.bincount(entry, trained, len(entries))
-    samples = np.bincount(entry, trained > 0, len(entries))
+    tokens = np.bincount(entry_of_samples, trained_tokens, len(entries))
+    samples = np.bincount(entry_of_samples, trained_tokens > 0, len(entries))
     sizes = samples if entries[0].weight_of == "samples" else tokens
     total, weights = sizes.sum(), sum(item.weight or 0.0 for item in entries)
     shares = list[EntryShare]()
@@ -92,11 +92,11 @@ def num_draws_by_epoch(
     return whole + ((place - starts[:, None]) % 1 < more).astype(np.int64)
 
 
-def choose_at_random(num: int, most: int | None, seed: int, stream: int) -> np.ndarray:
-    """Choose `most` of `num` samples at random, or all if `most` is None or larger; return bool[num]."""
-    is_in = np.ones(num, np.bool_)
-    if most is not None and most < num:
-        is_in[np.argsort(random_keys(num, seed, stream), kind="stable")[most:]] = False
+def mark_random_choice(num_samples: int, max_chosen: int | None, seed: int, stream: int) -> np.ndarray:
+    """Choose `max_chosen` of `num_samples` at random, or all if it is None or larger; return bool[num_samples]."""
+    is_in = np.ones(num_samples, np.bool_)
+    if max_chosen is not None and max_chosen < num_samples:
+        is_in[np.argsort(random_keys(num_samples, seed, stream), kind="stable")[max_chosen:]] = False
     return is_in
 
 
@@ -149,11 +149,11 @@ def _draw_entries(entries: Sequence[Entry], entry: Ints, trained: Ints, counts: 
     """Draw the samples of each entry of a mixture: sets `counts`, int64[num_epochs, num_samples]."""
     for number, item in enumerate(entries):
         of_entry = np.flatnonzero(entry == number)
-        left_out = of_entry[~choose_at_random(len(of_entry), item.max_samples, seed, 2 * number)]
+        left_out = of_entry[~mark_random_choice(len(of_entry), item.max_samples, seed, 2 * number)]
         entry[left_out] = -1
         counts[:, left_out] = 0
     is_in = entry >= 0
-    shares = shares_of(entries, entry[is_in], trained[is_in])
+    shares = compute_entry_shares(entries, entry[is_in], trained[is_in])
     for number, (item, share) in enumerate(zip(entries, shares, strict=True)):
         of_entry = np.flatnonzero(entry == number)
         by_tokens = item.weight is not None and item.weight_of == "tokens"
@@ -186,7 +186,7 @@ def _repeat_samples(
         if not is_part:
             times[never[sample], 0] = 1
         taken, epoch = (np.repeat(index.ravel(), times.ravel()) for index in np.indices(times.shape))
-        copies, is_out = earlier_occurrences(taken), never[sample[taken]]
+        copies, is_out = count_earlier_occurrences(taken), never[sample[taken]]
         number = first[sample[taken]] + copies
         values = {name: column[old.item_slice][taken] for name, column in lengths.columns.items()}
         values["token_len"] = np.where(is_out, 0, values["token_len"])
@@ -218,8 +218,8 @@ def mixture_figures(
     items, num = lengths.items, len(shares)
     samples, tokens, trained, filled = np.zeros((4, num))
     lens = [Tally() for _ in shares]
-    of_packs = np.repeat(plan.per_pack(items.lens), np.diff(plan.starts))
-    for block in blocks(len(plan.items)):
+    of_packs = np.repeat(plan.sum_per_pack(items.lens), np.diff(plan.starts))
+    for block in split_into_blocks(len(plan.items)):
         is_train = items.split[plan.items[block]] == _TRAIN_SPLIT
         members, of_members = plan.items[block][is_train], of_packs[block][is_train]
         entry = np.zeros(len(members), np.int64) if items.entry is None else items.entry[members]

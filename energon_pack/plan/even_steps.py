@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from energon_pack.plan.pack_order import even_out_shares, mix_packs_evenly
+from energon_pack.plan.pack_order import even_out_shares_of_steps, mix_packs_evenly
 from energon_pack.plan.similar_packs import Floats, even_out_trained_tokens, put_alike_costs_together
 from energon_pack.run.seeded_random import Ints, random_keys
 from energon_pack.steps.evenness import epoch_slowdown, largest_trained_deviation
@@ -29,42 +29,44 @@ _LAYOUT_TRIES = 8  # tries to find a layout in which steps train on evenly many 
 _LIMIT_FACTOR = 0.95  # each try has a limit narrower by this factor than the last result suggests
 
 
-def order_for_steps(
+def order_packs_for_even_steps(
     costs: Floats,
-    trained: Ints,
+    trained_tokens: Ints,
     topology: Topology,
     seed: int,
     jitter: float = 0.0,
-    amounts: Floats | None = None,
+    entry_tokens: Floats | None = None,
 ) -> Ints:
     """Order packs so that the ranks of each training step have even costs, and steps have evenly many trained tokens.
 
     Args:
         costs: float64[2, num_packs] of the language model and of the vision encoder, in one unit; each is made even
             over the ranks of a step.
-        trained: int64[num_packs] trained tokens, made even over the steps.
+        trained_tokens: int64[num_packs] trained tokens, made even over the steps.
         jitter: relative noise added to costs, so that with each seed other packs of about the same cost meet.
-        amounts: float64[num_packs, num_kinds], as tokens of each entry of a mixture. Steps get the shares of the whole,
+        entry_tokens: float64[num_packs, num_kinds], as of each entry of a mixture. Steps get the shares of the whole,
             as nearly as even costs allow; packs come in an order that has these shares. None: no mixture.
 
     Returns:
         int64[num_packs] numbers of packs, in the order in which they are written; unchanged if that is more even. Packs
         left over from whole steps are read last, and have middling costs.
     """
-    num = len(trained)
+    num = len(trained_tokens)
     together = reading_order(num, topology)
-    as_they_come = _Evenness(costs, trained, together, topology)
+    as_they_come = _Evenness(costs, trained_tokens, together, topology)
     has_any = num >= topology.data_parallel * topology.micro_batches
     most_off = as_they_come.off if has_any else np.inf
     chance = (random_keys(costs.size, seed, 30) >> np.uint64(11)).reshape(costs.shape) * 2.0**-53
     most_waits = as_they_come.waits
-    layouts = _candidate_orders(costs * (1 + jitter * chance), trained, topology, seed, most_off, amounts)
-    if amounts is not None and topology.micro_batches > 1:
+    layouts = _candidate_orders(costs * (1 + jitter * chance), trained_tokens, topology, seed, most_off, entry_tokens)
+    if entry_tokens is not None and topology.micro_batches > 1:
         most_waits, most_off = np.maximum(most_waits, _EVEN_ENOUGH), max(most_off, _EVEN_ENOUGH - 1)
-        in_steps = even_out_shares(np.arange(num), topology.data_parallel * topology.micro_batches, amounts)
+        in_steps = even_out_shares_of_steps(
+            np.arange(num), topology.data_parallel * topology.micro_batches, entry_tokens
+        )
         layouts = chain([_deal_within_steps(_relative_to_mean(costs), topology, in_steps)], layouts)
     for read in layouts:
-        evenness = _Evenness(costs, trained, read, topology)
+        evenness = _Evenness(costs, trained_tokens, read, topology)
         if evenness.off <= most_off and not (evenness.waits > most_waits).any():
             written = np.empty(num, np.int64)
             written[together] = read
@@ -159,7 +161,7 @@ def _deal_within_steps(costs: Floats, topology: Topology, read: Ints) -> Ints:
     step = topology.data_parallel * topology.micro_batches
     num = len(read) // step * step
     rounds = read[:num].reshape(-1, topology.micro_batches, topology.data_parallel).swapaxes(0, 1)
-    return np.concatenate((deal_evenly(costs, rounds).swapaxes(0, 1).ravel(), read[num:]))
+    return np.concatenate((deal_items_evenly_to_bins(costs, rounds).swapaxes(0, 1).ravel(), read[num:]))
 
 
 def _relative_to_mean(costs: npt.NDArray[Any]) -> Floats:
@@ -178,16 +180,16 @@ def _group_into_units(
         return _rows_by_worker(packs, topology, seed)
     rows = put_alike_costs_together(costs, packs, topology.row_size).reshape(-1, topology.row_size)
     steps = _deal_rows_to_steps(trains[:, rows].sum(axis=2), topology.rows_per_step)
-    return deal_evenly(costs, rows[steps]).swapaxes(0, 1).reshape(-1, topology.unit_size)
+    return deal_items_evenly_to_bins(costs, rows[steps]).swapaxes(0, 1).reshape(-1, topology.unit_size)
 
 
 def _deal_rows_to_steps(trains: Floats, num_rows: int) -> Ints:
     """Deal rows to steps of `num_rows`, so that steps train about as many tokens: int64[num_rows, num_steps]."""
     most_first = np.argsort(-trains[0], kind="stable")
-    return deal_evenly(trains, most_first.reshape(num_rows, 1, -1), across=True)[:, 0]
+    return deal_items_evenly_to_bins(trains, most_first.reshape(num_rows, 1, -1), may_change_round=True)[:, 0]
 
 
-def deal_evenly(costs: Floats, rounds: Ints, across: bool = False) -> Ints:
+def deal_items_evenly_to_bins(costs: Floats, items_by_round: Ints, may_change_round: bool = False) -> Ints:
     """Deal items to bins, one item of each round to each bin, so that all bins of a set cost about the same.
 
     In each round the cost in which bins and items differ most decides: the largest item goes to the bin that has least.
@@ -195,16 +197,16 @@ def deal_evenly(costs: Floats, rounds: Ints, across: bool = False) -> Ints:
 
     Args:
         costs: float64[num_costs, num_items], each relative to its mean.
-        rounds: int64[num_rounds, num_sets, num_bins] items; the bins of a set are made even.
-        across: items may move to another round.
+        items_by_round: int64[num_rounds, num_sets, num_bins] items; the bins of a set are made even.
+        may_change_round: items may move to another round.
 
     Returns:
         int64[num_rounds, num_sets, num_bins]: the items of each round and set in a new order.
     """
-    dealt = np.empty_like(rounds)
-    total = np.zeros((len(costs), *rounds.shape[1:]))
-    sets = np.arange(rounds.shape[1])
-    for place, items in enumerate(rounds):
+    dealt = np.empty_like(items_by_round)
+    total = np.zeros((len(costs), *items_by_round.shape[1:]))
+    sets = np.arange(items_by_round.shape[1])
+    for place, items in enumerate(items_by_round):
         of_items = costs[:, items]
         chosen = (np.ptp(total, axis=2) + np.ptp(of_items, axis=2)).argmax(axis=0)
         least_first = np.argsort(total[chosen, sets], axis=1, kind="stable")
@@ -212,7 +214,7 @@ def deal_evenly(costs: Floats, rounds: Ints, across: bool = False) -> Ints:
         np.put_along_axis(dealt[place], least_first, np.take_along_axis(items, largest_first, 1), 1)
         total += costs[:, dealt[place]]
     for number in range(_SWAP_ROUNDS):
-        _swap_items(costs, dealt, total, number, number % len(rounds) if across else 0)
+        _swap_items(costs, dealt, total, number, number % len(items_by_round) if may_change_round else 0)
     return dealt
 
 

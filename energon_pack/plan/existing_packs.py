@@ -14,7 +14,7 @@ import numpy as np
 
 from energon_pack.plan.epoch_draws import num_draws_by_epoch
 from energon_pack.plan.items import Items
-from energon_pack.plan.packs import PackPlan, packs_of_sizes, sizes_and_members
+from energon_pack.plan.packs import PackPlan, plan_packs_of_sizes, sizes_and_items_of_packs
 from energon_pack.plan.plan import group_of_items, mix_packs_in_windows, order_by_turns_and_steps
 from energon_pack.plan.settings import PackingConfig, costs_and_limits
 from energon_pack.run.seeded_random import Ints, epoch_seed, random_keys
@@ -55,9 +55,9 @@ def order_existing_packs(
         counts: int64[num_passes, num_packs], how often each pack comes in each pass; passes follow one another.
     """
     turn, pack = (np.repeat(index.ravel(), counts.ravel()) for index in np.indices(counts.shape))
-    sizes, members = sizes_and_members(packs, pack)
+    sizes, members = sizes_and_items_of_packs(packs, pack)
     drawn = replace(items.take(members), turn=np.repeat(turn, sizes).astype(np.int32) if len(counts) > 1 else None)
-    plan = order_by_turns_and_steps(packs_of_sizes(sizes), drawn, packing, seed, cost)
+    plan = order_by_turns_and_steps(plan_packs_of_sizes(sizes), drawn, packing, seed, cost)
     order: Ints = np.repeat(pack, sizes)[plan.items[plan.starts[:-1]]]
     return order
 

@@ -20,21 +20,21 @@ from energon_pack.lengths.table_cache import key_of
 from energon_pack.lengths.worker import LengthsRow, leave_out
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.sample_parts import PartsRecipe, WholeSample, make_parts
-from energon_pack.plan.settings import CAPS, PackingConfig, Share, costs_and_limits
-from energon_pack.plan.trees import COUNTS, Trees, find_trees, with_own_counts
-from energon_pack.run.bounded_memory import blocks
+from energon_pack.plan.settings import CAPS, PackingConfig, SharedBeginnings, costs_and_limits
+from energon_pack.plan.trees import COUNTS, PrefixTrees, find_prefix_trees, subtract_shared_counts
+from energon_pack.run.bounded_memory import split_into_blocks
 from energon_pack.run.untrusted_input import plain
 from energon_pack.run.workshop import Workshop
 from energon_pack.samples.conversation import ReadSample
-from energon_pack.samples.cut import EXPANDED_CUT_TYPE, Cut, parts_by_answer, parts_by_pair
+from energon_pack.samples.cut import EXPANDED_CUT_TYPE, Cut, cut_by_answer, cut_by_question
 from energon_pack.samples.documents import is_document
-from energon_pack.samples.flavors.fit import contents_that_do_not_fit
+from energon_pack.samples.flavors.fit import contents_forbidden_by_flavor_rules
 from energon_pack.samples.frames import settings_mark_frame_lists
 from energon_pack.samples.pairs import cuts_of_pair
 from energon_pack.samples.settings import ControlTokens
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.turns import with_empty_answers_untrained
-from energon_pack.templates.settings import Empty, Expand, LabelsConfig, TrainOn
+from energon_pack.templates.settings import EmptyAnswerPolicy, Expand, LabelsConfig, TrainOn
 
 #: Raise this number when the same conversation becomes other samples.
 _EXPAND_VERSION = 2
@@ -47,7 +47,7 @@ def expand_conversations(lengths: Lengths, labels: LabelsConfig, method: Method,
         SourceChanged: a file is not what was measured.
     """
     may_have_parts = lengths.scratch.zeros(lengths.num_samples, np.bool_)
-    for block in blocks(lengths.num_samples):
+    for block in split_into_blocks(lengths.num_samples):
         may_have_parts[block] = lengths.items.lens[block] > 0
     asked = {name: value for name, value in plain(labels).items() if name in ("expand", "window_images", "window_text")}
     recipe = PartsRecipe(
@@ -77,7 +77,7 @@ class ExpansionCounts(NamedTuple):
 def count_expansion(lengths: Lengths, labels: LabelsConfig) -> ExpansionCounts:
     """Count conversations, samples and tokens in what `expand_conversations` returned."""
     num, whole, tokens = lengths.num_samples, 0, 0
-    for block in blocks(len(lengths.items)):
+    for block in split_into_blocks(len(lengths.items)):
         lens = lengths.items.lens[block].astype(np.int64)
         here = max(0, min(block.stop, num) - block.start)  # parts come after the samples
         tokens += int(lens.sum())
@@ -97,12 +97,12 @@ def expansion_cuts(sample: ReadSample, labels: LabelsConfig) -> list[Cut]:
     if labels.expand is Expand.none or is_document(sample.messages):
         return []
     if labels.expand is Expand.pairs:
-        return parts_by_pair(sample.messages, sample.kinds)
+        return cut_by_question(sample.messages, sample.kinds)
     window = None if settings_mark_frame_lists(sample.fields.get("media_settings")) else labels.window_images
     only_last, messages = labels.train_on is TrainOn.last, sample.messages
-    if sample.options.labels.get("empty", labels.empty) == Empty.drop:
+    if sample.options.labels.get("empty", labels.empty) == EmptyAnswerPolicy.drop:
         messages = [*with_empty_answers_untrained(messages)]
-    return parts_by_answer(messages, sample.kinds, only_last, window, labels.window_text)
+    return cut_by_answer(messages, sample.kinds, only_last, window, labels.window_text)
 
 
 def _measure_cuts(whole: WholeSample, cuts: list[Cut], how: Expand) -> list[LengthsRow]:
@@ -118,7 +118,7 @@ def _measure_cuts(whole: WholeSample, cuts: list[Cut], how: Expand) -> list[Leng
     rows = []
     for cut, (part, rendered), of_tokens in zip(cuts, parts, counts, strict=True):
         row = whole.row_of_part(cut, part, rendered, *of_tokens)
-        rows.append(replace(row, does_not_fit=contents_that_do_not_fit(part)))
+        rows.append(replace(row, does_not_fit=contents_forbidden_by_flavor_rules(part)))
     return whole.keep_trained_parts(rows)
 
 
@@ -162,12 +162,14 @@ def _sides(whole: WholeSample, control_tokens: ControlTokens) -> list[LengthsRow
             leave_out(row, Skip(skip.reason, f"its {cut.part} side: {skip.detail}"))
             return [row]
         rows.append(
-            replace(whole.row_of_part(cut, part, rendered, *counts), does_not_fit=contents_that_do_not_fit(part))
+            replace(
+                whole.row_of_part(cut, part, rendered, *counts), does_not_fit=contents_forbidden_by_flavor_rules(part)
+            )
         )
     return rows
 
 
-def pair_trees(lengths: Lengths, packing: PackingConfig) -> Trees:
+def group_sides_into_trees(lengths: Lengths, packing: PackingConfig) -> PrefixTrees:
     """Group the sides of each pair into a tree, the chosen one first; with `packing.share` they share their beginning.
 
     A pair is a tree even where it shares nothing, or where both sides are too long for a pack.
@@ -176,21 +178,23 @@ def pair_trees(lengths: Lengths, packing: PackingConfig) -> Trees:
     sides = num + np.argsort(lengths.whole_of_part, kind="stable")
     chosen, rejected = sides[::2], sides[1::2]
     shared = {name: np.zeros(num_items, np.int32) for name in COUNTS}
-    if packing.share is not Share.none and len(sides):
+    if packing.share is not SharedBeginnings.none and len(sides):
         assert lengths.items.conversation is not None  # parts have one
         without_caps: dict[str, Any] = {**dict.fromkeys(cap.name for cap in CAPS), "max_token_len": _NO_LIMIT}
         limitless = replace(packing, **without_caps)
-        found = find_trees(lengths, limitless, lengths.items.conversation.astype(np.int64)).shared
+        found = find_prefix_trees(lengths, limitless, lengths.items.conversation.astype(np.int64)).shared
         for name, values in shared.items():
             values[rejected] = found[name][chosen] + found[name][rejected]  # one of them is 0
     starts = np.concatenate((np.arange(0, len(sides), 2), len(sides) + np.arange(num + 1)))
-    return Trees(np.concatenate((sides, np.arange(num))), starts, shared)
+    return PrefixTrees(np.concatenate((sides, np.arange(num))), starts, shared)
 
 
 def fitting_pairs(lengths: Lengths, packing: PackingConfig) -> npt.NDArray[np.bool_]:
     """Return whether each sample is a pair that fits a pack, or a pack of its own: bool[num_samples]."""
-    trees = pair_trees(lengths, packing)
-    costs, limits = costs_and_limits(trees.as_items(with_own_counts(lengths.items, trees.shared)).counts, packing)
+    trees = group_sides_into_trees(lengths, packing)
+    costs, limits = costs_and_limits(
+        trees.as_items(subtract_shared_counts(lengths.items, trees.shared)).counts, packing
+    )
     limits[0] = packing.sample_token_limit[1]
     fits, pairs = np.zeros(lengths.num_samples, np.bool_), np.unique(lengths.whole_of_part)
     fits[pairs] = (costs[:, : len(pairs)] <= limits[:, None]).all(axis=0)

@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 from energon_pack.lengths.measure import MeasuredShard
 from energon_pack.lengths.table_cache import Chunk, chunks_of_pieces
 from energon_pack.plan import note_counts
-from energon_pack.plan.note_counts import SampleNotes
+from energon_pack.plan.note_counts import SampleNoteCounts
 from energon_pack.plan.settings import CAPPED_COLUMNS
-from energon_pack.plan.splits import split_of_samples
+from energon_pack.plan.splits import assign_samples_to_splits
 from energon_pack.run.bounded_memory import Scratch
 from energon_pack.run.seeded_random import Ints
 from energon_pack.samples.cut import CUT_TYPE, convert_cut_column
@@ -29,7 +29,7 @@ from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.skip import Reason
 from energon_pack.sources.sample_ratio import drawn_keys
-from energon_pack.templates.settings import Untrained
+from energon_pack.templates.settings import UntrainedSamplePolicy
 
 _NUMBER_COLUMNS = ("num_supervised", "clip_frames", "num_bytes", "checksum", "kept")
 _COLUMNS_READ = {"media_type", *CAPPED_COLUMNS, *_NUMBER_COLUMNS, "reason", "does_not_fit", *note_counts.COLUMNS}
@@ -150,7 +150,7 @@ class Lengths:
         seed: int = 0,
         scratch: Scratch = _IN_MEMORY,
         split_by_medium: bool = False,
-        untrained: Untrained = Untrained.drop,
+        untrained: UntrainedSamplePolicy = UntrainedSamplePolicy.drop,
     ):
         #: source shards by number
         self.shards = measured
@@ -158,11 +158,11 @@ class Lengths:
         #: number of samples that can't be packed, by reason
         self.reasons: Counter[str] = Counter()
         #: counts over the samples that may be packed
-        self.noted = SampleNotes()
+        self.noted = SampleNoteCounts()
         folders = [name.rpartition("/")[0] for name in self.shard_names]
         self._datasets = np.unique(np.array(folders, object), return_inverse=True)[1].astype(np.int32)
         self.flavor, self.seed, self.scratch, self._shares = flavor, seed, scratch, shares
-        self._drops_untrained = untrained is Untrained.drop
+        self._drops_untrained = untrained is UntrainedSamplePolicy.drop
         self._is_split, self._by_medium = max(shares) < 1, split_by_medium and max(shares) < 1
         #: the entry of each file in a mixture, if there are several
         self.entry_of_shard: Ints | None = None
@@ -211,7 +211,7 @@ class Lengths:
                     table = table.set_column(table.schema.get_field_index("cut"), "cut", cuts)
                 yield rows.start, numbers, table
 
-    def cached_places(self, items: Ints) -> Iterator[tuple[Ints, Chunk, Ints]]:
+    def find_cached_rows(self, items: Ints) -> Iterator[tuple[Ints, Chunk, Ints]]:
         """Yield for each chunk of the cache: indices in `items` of its items, the chunk, their rows in it."""
         for rows in self.rows:
             of_items = np.flatnonzero((items >= rows.start) & (items < rows.start + rows.num))
@@ -224,11 +224,11 @@ class Lengths:
         keys = table["key"].to_pylist()
         return [self.shards[number].shard.sample_id(key) for number, key in zip(numbers.tolist(), keys, strict=True)]
 
-    def sample_id(self, index: int) -> str:
+    def sample_id(self, item_number: int) -> str:
         """Return the sample id of an item."""
-        rows = next(rows for rows in reversed(self.rows) if rows.start <= index)
+        rows = next(rows for rows in reversed(self.rows) if rows.start <= item_number)
         numbers, table = rows.read(["key"])
-        return self.sample_ids(numbers[[index - rows.start]], table.slice(index - rows.start, 1))[0]
+        return self.sample_ids(numbers[[item_number - rows.start]], table.slice(item_number - rows.start, 1))[0]
 
     def reason(self, table: pa.Table) -> pa.ChunkedArray:
         """Return for each row the reason why no plan may pack it; null: it may be packed.
@@ -248,7 +248,7 @@ class Lengths:
         answers = [pc.struct_field(table["does_not_fit"], rule) for rule in self.flavor.rules]
         return pc.coalesce(*answers, pa.scalar(None, pa.large_string()))
 
-    def largest_counts(self, samples: Ints) -> dict[str, Ints]:
+    def find_largest_part_counts(self, samples: Ints) -> dict[str, Ints]:
         """Return for each of `CAPPED_COLUMNS` the largest count of a sample or one of its parts; of a pair the sum.
 
         `samples`: item numbers, ascending.
@@ -307,7 +307,7 @@ class Lengths:
         if self._by_medium:
             media = table["first_medium"].to_pylist()
             names = [name if medium is None else f"{medium:016x}" for name, medium in zip(names, media, strict=True)]
-        return split_of_samples(names, self._shares, self.seed)
+        return assign_samples_to_splits(names, self._shares, self.seed)
 
     def build_items(self) -> None:
         """Build `items` from all rows that were added."""

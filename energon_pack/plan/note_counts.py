@@ -36,7 +36,7 @@ def has_note(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.greater(pc.cast(column, pa.int64()), 0)
 
 
-class SampleNotes:
+class SampleNoteCounts:
     """Counts of samples with something worth a note (`NOTES`), and of names such as unknown keys (`NAME_LISTS`)."""
 
     def __init__(self) -> None:
@@ -49,14 +49,14 @@ class SampleNotes:
         self._names: dict[str, Counter[str]] = {column: Counter() for column in NAME_LISTS}
         self._examples: dict[tuple[str, str], str] = {}
 
-    def add(self, table: pa.Table, id_of: Callable[[int], str]) -> None:
-        """Count the samples of a table with the columns `COLUMNS`; `id_of` returns the sample id of a row."""
+    def add(self, table: pa.Table, sample_id_of_row: Callable[[int], str]) -> None:
+        """Count the samples of a table with the columns `COLUMNS`; `sample_id_of_row` returns the id of a row."""
         for note, column in NOTES.items():
             self.samples[note] += pc.sum(has_note(table[column])).as_py() or 0
         self.num_supervised += pc.sum(table["num_supervised"]).as_py() or 0
         self.num_weighted += pc.sum(table["num_weighted"]).as_py() or 0
         for column in NAME_LISTS:
-            self._count_names(column, table[column], id_of)
+            self._count_names(column, table[column], sample_id_of_row)
         if "num_removed" in table.column_names:  # only where `source.missing_media=remove`
             numbers = table["num_removed"]
             self.removed["pictures"] += pc.sum(numbers).as_py() or 0
@@ -68,7 +68,7 @@ class SampleNotes:
         return {note: self.samples[note] for note in NOTES}
 
     @property
-    def removed_pictures(self) -> dict[str, int] | None:
+    def num_removed_pictures(self) -> dict[str, int] | None:
         """The number of `pictures` that are missing and lost their places, and of their `documents`; None: none."""
         return dict(self.removed) if self.removed.total() else None
 

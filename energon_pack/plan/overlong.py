@@ -30,7 +30,7 @@ from energon_pack.plan.items import Lengths
 from energon_pack.plan.packs import LEFT_OUT, PackPlan
 from energon_pack.plan.sample_parts import PartsRecipe, WholeSample, make_parts
 from energon_pack.plan.settings import CAPPED_COLUMNS, CAPS, Overlong, PackingConfig, exceeded_limits, padded_len
-from energon_pack.run.bounded_memory import blocks
+from energon_pack.run.bounded_memory import split_into_blocks
 from energon_pack.run.workshop import Workshop
 from energon_pack.samples.cut import CUT_TYPE, TEXT_CUT_TYPE, Cut, exchange_bounds
 from energon_pack.samples.documents import DOCUMENT, is_document
@@ -54,8 +54,8 @@ def refuse_overlong(lengths: Lengths, plan: PackPlan, packing: PackingConfig) ->
         raise PackError(
             f"{amount(int(num), 'sample')} {'is' if num == 1 else 'are'} longer than"
             f" packing.max_token_len={packing.max_token_len}, first"
-            f" {lengths.sample_id(int(first[0]))} with {lengths.largest_counts(first)['token_len'][0]} tokens;"
-            " packing.overlong=drop leaves them out"
+            f" {lengths.sample_id(int(first[0]))} with {lengths.find_largest_part_counts(first)['token_len'][0]}"
+            " tokens; packing.overlong=drop leaves them out"
         )
 
 
@@ -68,14 +68,14 @@ def cut_overlong(
     """
     items = lengths.items
     overlong = lengths.scratch.zeros(lengths.num_samples, np.bool_)
-    for block in blocks(lengths.num_samples):
+    for block in split_into_blocks(lengths.num_samples):
         overlong[block] = _is_to_be_cut(items.lens[block], items.media[block] == 0, packing)
     has_forms = packing.overlong == Overlong.split_text or (
         packing.overlong == Overlong.truncate_text and not labels.cut_end
     )
     recipe = PartsRecipe(
         "cut",
-        key_of(cut_settings(packing), _VERSION, *([] if labels.cut_end else ["open"])),
+        key_of(settings_of_cutting(packing), _VERSION, *([] if labels.cut_end else ["open"])),
         partial(_parts, packing=packing, cut_end=labels.cut_end),
         TEXT_CUT_TYPE if has_forms else CUT_TYPE,
         lambda table: _is_to_be_cut(
@@ -88,7 +88,7 @@ def cut_overlong(
     return make_parts(lengths, overlong, recipe, method, workshop)
 
 
-def cut_settings(packing: PackingConfig) -> dict[str, Any]:
+def settings_of_cutting(packing: PackingConfig) -> dict[str, Any]:
     """Return the settings that decide which samples are cut, and where, as a part of the key of cached parts."""
     return {
         "overlong": packing.overlong,
@@ -163,11 +163,13 @@ class _Conversation:
         """Return the row of a beginning: nothing in it is trained where only the last answer is, and it lacks that."""
         last = max((i for i, message in enumerate(self._messages) if message["role"] == "assistant"), default=-1)
         lacks_it = row.cut is not None and row.cut.end_turn <= last
-        return replace(row, num_supervised=0) if self._whole.trains_only_last and lacks_it else row
+        return replace(row, num_supervised=0) if self._whole.trains_only_last_answer and lacks_it else row
 
     def _row_if_fitting(self, first: int, end: int, num_characters: int | None = None) -> LengthsRow | None:
         """Return the row of a part; None if it does not fit."""
-        cut = Cut("", first, end, num_characters, self._whole.kind_letters(), self._form if num_characters else None)
+        cut = Cut(
+            "", first, end, num_characters, self._whole.media_kind_letters(), self._form if num_characters else None
+        )
         try:
             part, rendered = self._whole.rendered(cut)
         except Skip:  # a template may refuse turns without the turns before them
@@ -209,40 +211,40 @@ def _text_parts(whole: WholeSample, packing: PackingConfig) -> Iterator[LengthsR
     Yields nothing if a pack holds fewer than two tokens of text.
     """
     text, rendered = whole.sample.messages[0]["content"], whole.template.render(whole.as_sample)
-    most = max_text_tokens(packing)
+    most = max_text_member_len(packing)
     if most < 2 or not isinstance(text, str):
         return
     [tokens] = whole.template.tokenize([rendered])
     before = rendered.token_range[0] if rendered.token_range else 0
     places = whole.template.token_places(rendered.text)[before : before + len(tokens.ids)]
     begin = rendered.text.index(text)
-    for start, end in pairwise(part_edges(places, most)):
+    for start, end in pairwise(split_tokens_into_parts(places, most)):
         last = places[end - 1][1] - begin if end < len(places) else len(text)
         span = places[start][0] - begin, last
         yield _text_part(whole, text, span, before + start, tokens.ids[start:end])
 
 
-def max_text_tokens(packing: PackingConfig) -> int:
+def max_text_member_len(packing: PackingConfig) -> int:
     """Return how many tokens a member without media may have in a pack, by all limits."""
     none = dict.fromkeys(CAPPED_COLUMNS, 0)
     numbers = range(1, packing.max_token_len + 1)
     return bisect_left(numbers, True, key=lambda n: bool(exceeded_limits({**none, "token_len": n}, packing)))
 
 
-def part_edges(places: Sequence[tuple[int, int]], most: int) -> list[int]:
+def split_tokens_into_parts(character_spans: Sequence[tuple[int, int]], max_part_len: int) -> list[int]:
     """Return the index of the first token of each part, and the end; no part begins within a character.
 
     Args:
-        places: for each token, the index of its first character, and of the character after it.
-        most: tokens of a part; the last part has at least two.
+        character_spans: for each token, the index of its first character, and of the character after it.
+        max_part_len: tokens of a part; the last part has at least two.
     """
     edges = [0]
-    while len(places) - edges[-1] > most:
-        end = edges[-1] + most
-        end -= len(places) - end == 1  # the first token of a part trains nothing
-        may_end = (i for i in range(end, edges[-1] + 1, -1) if places[i][0] >= places[i - 1][1])
+    while len(character_spans) - edges[-1] > max_part_len:
+        end = edges[-1] + max_part_len
+        end -= len(character_spans) - end == 1  # the first token of a part trains nothing
+        may_end = (i for i in range(end, edges[-1] + 1, -1) if character_spans[i][0] >= character_spans[i - 1][1])
         edges.append(next(may_end, end))
-    return [*edges, len(places)]
+    return [*edges, len(character_spans)]
 
 
 def _text_part(whole: WholeSample, text: str, span: tuple[int, int], number: int, ids: list[int]) -> LengthsRow:

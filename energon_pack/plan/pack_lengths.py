@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from energon_pack.plan.expand import pair_trees
+from energon_pack.plan.expand import group_sides_into_trees
 from energon_pack.plan.items import AnyInts, Items, Lengths
 from energon_pack.plan.packs import LEFT_OUT, PackPlan
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import Overlong, PackingConfig
-from energon_pack.run.bounded_memory import Scratch, blocks
+from energon_pack.run.bounded_memory import Scratch, split_into_blocks
 from energon_pack.run.seeded_random import Ints
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.steps.topology import Topology
@@ -87,7 +87,7 @@ def count_plan(lengths: Lengths, plan: PackPlan) -> PlanCounts:
     samples, packed, tokens = np.zeros((3, _NUM_MEDIA), np.int64)
     left_out, tokens_left_out = np.zeros((2, len(LEFT_OUT)), np.int64)
     num_cut = num_parts = num_parts_left_out = num_cut_off = tokens_cut_off = 0
-    for block in blocks(len(items)):
+    for block in split_into_blocks(len(items)):
         media, is_in = items.media[block], in_a_pack[block]
         tokens += count_by_medium(media[is_in], items.lens[block][is_in])
         num = max(0, min(block.stop, num_samples) - block.start)  # then come parts
@@ -148,19 +148,21 @@ class LengthFigures:
         return asdict(self)
 
 
-def items_or_pairs(lengths: Lengths) -> Items:
+def merge_sides_of_pairs(lengths: Lengths) -> Items:
     """Return what is packed as one: the items of `lengths`, or an item for each pair, with the sums of its sides."""
-    return pair_trees(lengths, PackingConfig()).as_items(lengths.items) if lengths.has_pairs else lengths.items
+    return (
+        group_sides_into_trees(lengths, PackingConfig()).as_items(lengths.items) if lengths.has_pairs else lengths.items
+    )
 
 
 def try_pack_lengths(
-    lengths: Lengths, packing: PackingConfig, tried: Sequence[int], max_positions: int | None = None
+    lengths: Lengths, packing: PackingConfig, pack_lens: Sequence[int], max_positions: int | None = None
 ) -> LengthFigures:
     """Plan all samples with each pack length that is to be tried; return the results, and the spread of sample lengths.
 
-    `max_positions`: the context length of the model, in tokens; None: not known.
+    `read_context_len`: the context length of the model, in tokens; None: not known.
     """
-    items = items_or_pairs(lengths)
+    items = merge_sides_of_pairs(lengths)
     lens = _measured_lens(items)
     return LengthFigures(
         samples_in=lengths.num_samples,
@@ -168,19 +170,19 @@ def try_pack_lengths(
         tokens=lens.total,
         skipped_by_reason=dict(sorted(lengths.reasons.items())),
         token_len=lens.spread(),
-        lens=plan_each_length(items, packing, tried, lengths.seed, lengths.scratch, max_positions),
+        lens=plan_with_each_pack_length(items, packing, pack_lens, lengths.seed, lengths.scratch, max_positions),
     )
 
 
-def plan_each_length(
+def plan_with_each_pack_length(
     items: Items,
     packing: PackingConfig,
-    lens: Sequence[int],
+    pack_lens: Sequence[int],
     seed: int,
     scratch: Scratch | None = None,
     max_positions: int | None = None,
 ) -> list[TriedLength]:
-    """Plan items once with each pack length of `lens`, and return what each would drop and fill.
+    """Plan items once with each pack length of `pack_lens`, and return what each would drop and fill.
 
     Args:
         scratch: where arrays of the plans lie; None: in memory.
@@ -189,10 +191,10 @@ def plan_each_length(
     measured = _measured_lens(items)
     packing = replace(packing, overlong=Overlong.drop, hard_limit=None, topology=Topology())
     choices = []
-    for max_token_len in lens:
+    for max_token_len in pack_lens:
         max_token_len -= max_token_len % packing.pad_to_multiple_of
         plan = plan_packs(items, replace(packing, max_token_len=max_token_len), seed, scratch=scratch or Scratch())
-        num_packed, packed = len(plan.items), int(plan.per_pack(items.lens).sum())
+        num_packed, packed = len(plan.items), int(plan.sum_per_pack(items.lens).sum())
         choices.append(
             TriedLength(
                 max_token_len=max_token_len,
@@ -210,7 +212,7 @@ def plan_each_length(
 def _measured_lens(items: Items) -> Tally:
     """Count the lengths of the samples that have one."""
     lens = Tally()
-    for block in blocks(len(items)):
+    for block in split_into_blocks(len(items)):
         some = items.lens[block]
         lens.add(some[some > 0])
     return lens

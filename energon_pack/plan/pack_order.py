@@ -39,14 +39,14 @@ def similarity_codes(features: Sequence[Ints], num_bits: int = 16) -> npt.NDArra
 
 
 def mix_packs_evenly(
-    features: Sequence[Ints], group: Ints, seed: int = 0, amounts: npt.NDArray[np.float64] | None = None
+    features: Sequence[Ints], group: Ints, seed: int = 0, entry_tokens: npt.NDArray[np.float64] | None = None
 ) -> npt.NDArray[np.int64]:
     """Order packs, at random by the seed, so that every stretch of them looks like the whole.
 
     Args:
         features: int64[num_packs] each; made even over the order.
         group: int64[num_packs]; each group is spread evenly over the order by itself.
-        amounts: float64[num_packs, num_kinds], for example the trained tokens of each entry: of each kind, every
+        entry_tokens: float64[num_packs, num_kinds], for example the trained tokens of each entry: of each kind, every
             stretch has its share, as nearly as packs allow; None: only features are made even.
 
     Returns:
@@ -57,18 +57,18 @@ def mix_packs_evenly(
     # Kind and likeness in one number, so that one sort is enough.
     num_bits = min(16, (64 - len(kinds).bit_length()) // len(features))
     code = similarity_codes(features, num_bits) | kind.astype(np.uint64) << np.uint64(num_bits * len(features))
-    in_order = np.argsort(code, kind="stable") if amounts is None else _sort_by_amounts(amounts, code, kind)
+    in_order = np.argsort(code, kind="stable") if entry_tokens is None else _sort_by_amounts(entry_tokens, code, kind)
     keys = random_keys(num, seed, 10)
     place = np.empty(num)
     for stream, packs in enumerate(np.split(in_order, np.cumsum(np.bincount(kind))[:-1])):
-        of_packs = None if amounts is None else amounts[packs]
+        of_packs = None if entry_tokens is None else entry_tokens[packs]
         dealt = packs[_order_by_halves(len(packs), seed, 1000 * (1 + stream), of_packs)]
         jitter = (keys[dealt] >> np.uint64(11)) * 2.0**-53
         place[dealt] = (np.arange(len(packs)) + jitter) / max(1, len(packs))
     order = np.argsort(place, kind="stable")
-    if amounts is not None:
+    if entry_tokens is not None:
         for size in _STRETCH_SIZES:
-            order = even_out_shares(order, size, amounts)
+            order = even_out_shares_of_steps(order, size, entry_tokens)
     return order
 
 
@@ -163,29 +163,29 @@ def _choose_flips(apart: npt.NDArray[np.float64], start: npt.NDArray[np.float64]
     return turned.reshape(num_rows, -1)[:, :num]
 
 
-def even_out_shares(order: Ints, size: int, amounts: Floats) -> Ints:
+def even_out_shares_of_steps(order: Ints, packs_per_step: int, entry_tokens: Floats) -> Ints:
     """Swap packs between neighbouring steps until each step has about the shares of the whole; return the new order.
 
     Neighbouring steps form pairs: first steps 0 and 1, 2 and 3, …, then 1 and 2, 3 and 4, … In each pair two packs
     change places if that brings both steps nearer to the shares.
 
     Args:
-        size: packs of a step.
-        amounts: float64[num_packs, num_kinds], for example the trained tokens of each entry of a mixture.
+        packs_per_step: packs of a step.
+        entry_tokens: float64[num_packs, num_kinds], for example the trained tokens of each entry of a mixture.
     """
-    num = len(order) // size
-    steps = order[: num * size].reshape(num, size).copy()
-    total = amounts.sum(axis=1)
+    num = len(order) // packs_per_step
+    steps = order[: num * packs_per_step].reshape(num, packs_per_step).copy()
+    total = entry_tokens.sum(axis=1)
     mean = max(1e-9, float(total.mean()))
-    off = (amounts - np.outer(total, amounts.sum(axis=0) / max(1e-9, float(total.sum())))) / mean
-    tried = min(size, _MAX_TRIED_PACKS if len(order) <= _MANY_PACKS else _MAX_TRIED_PACKS // 2)
+    off = (entry_tokens - np.outer(total, entry_tokens.sum(axis=0) / max(1e-9, float(total.sum())))) / mean
+    tried = min(packs_per_step, _MAX_TRIED_PACKS if len(order) <= _MANY_PACKS else _MAX_TRIED_PACKS // 2)
     off = np.column_stack((off, _TOTAL_WEIGHT * (total - mean) / mean))
     for number in range(_SWAP_ROUNDS):
         first = np.arange(number % 2, num - 1, 2)
-        places = (np.arange(tried) * max(1, size // tried) + number * 5) % size
+        places = (np.arange(tried) * max(1, packs_per_step // tried) + number * 5) % packs_per_step
         for start in range(0, len(first), _PAIRS_AT_ONCE):
             _swap_packs(steps, first[start : start + _PAIRS_AT_ONCE], places, off)
-    return np.concatenate((steps.ravel(), order[num * size :]))
+    return np.concatenate((steps.ravel(), order[num * packs_per_step :]))
 
 
 def _swap_packs(steps: Ints, first: Ints, places: Ints, off: Floats) -> None:

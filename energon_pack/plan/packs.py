@@ -13,7 +13,7 @@ import numpy.typing as npt
 from energon_pack.plan.items import AnyInts, Items, Lengths
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.plan.splits import SPLITS
-from energon_pack.run.bounded_memory import Scratch, blocks
+from energon_pack.run.bounded_memory import Scratch, split_into_blocks
 from energon_pack.run.seeded_random import Ints, random_keys
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.skip import Reason
@@ -51,29 +51,31 @@ class PackPlan:
 
     def in_blocks(self) -> "Iterator[PackPlan]":
         """Yield plans of many neighbouring packs each, so that one of them at a time is in memory."""
-        for packs in blocks(self.num_packs, self.mean_members):
+        for packs in split_into_blocks(self.num_packs, self.mean_members):
             starts = self.starts[packs.start : packs.stop + 1]
             yield replace(self, starts=starts - starts[0], items=self.items[starts[0] : starts[-1]], places=None)
 
-    def per_pack(self, *columns: npt.NDArray[Any], of: Callable[..., Any] = _identity, add: np.ufunc = np.add) -> Ints:
+    def sum_per_pack(
+        self, *columns: npt.NDArray[Any], value_of: Callable[..., Any] = _identity, combine: np.ufunc = np.add
+    ) -> Ints:
         """Return for each pack the sum of a value over its members, int64[num_packs], in little memory.
 
         Args:
             columns: arrays with one entry for each item.
-            of: computes the value from the columns; by default there is one column, which is the value.
-            add: used in place of addition, as `np.bitwise_or`.
+            value_of: computes the value from the columns; by default there is one column, which is the value.
+            combine: used in place of addition, as `np.bitwise_or`.
         """
         sums, done = np.zeros(self.num_packs, np.int64), 0
         for part in self.in_blocks():
-            values = of(*(column[part.items] for column in columns)).astype(np.int64)
-            sums[done : done + part.num_packs] = add.reduceat(values, part.starts[:-1])
+            values = value_of(*(column[part.items] for column in columns)).astype(np.int64)
+            sums[done : done + part.num_packs] = combine.reduceat(values, part.starts[:-1])
             done += part.num_packs
         return sums
 
     def is_packed(self, scratch: Scratch) -> npt.NDArray[np.bool_]:
         """Return bool[num_items]: whether each item is in a pack. The array lies in `scratch`."""
         is_packed = scratch.zeros(len(self.left_out), np.bool_)
-        for block in blocks(len(self.items)):
+        for block in split_into_blocks(len(self.items)):
             is_packed[self.items[block]] = True
         return is_packed
 
@@ -92,11 +94,11 @@ class PackBuilder:
     def add_all(self, other: "PackBuilder") -> None:
         self._sizes += other._sizes[1:]
         items = other._items.array()
-        for block in blocks(len(items)):
+        for block in split_into_blocks(len(items)):
             self._items.add(items[block])
 
-    def build_plan(self, left_out: npt.NDArray[np.int8], bound: int) -> PackPlan:
-        return PackPlan(np.cumsum(np.concatenate(self._sizes)), self._items.array(), left_out, bound)
+    def build_plan(self, left_out: npt.NDArray[np.int8], lower_bound: int) -> PackPlan:
+        return PackPlan(np.cumsum(np.concatenate(self._sizes)), self._items.array(), left_out, lower_bound)
 
 
 def empty_plan(items: Items) -> PackPlan:
@@ -105,7 +107,7 @@ def empty_plan(items: Items) -> PackPlan:
     return PackPlan(np.zeros(1, np.int64), nothing, np.zeros(len(items), np.int8), 0)
 
 
-def packs_of_sizes(sizes: Ints) -> PackPlan:
+def plan_packs_of_sizes(sizes: Ints) -> PackPlan:
     """Return a plan whose packs have these sizes, and hold the items 0, 1, 2, … in order."""
     num = int(sizes.sum())
     starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes)))
@@ -116,15 +118,15 @@ def select_packs(plan: PackPlan, arrays_of_pack_numbers: Sequence[Ints], scratch
     """Return a plan of only these packs, in this order; the arrays are joined."""
     builder = PackBuilder(scratch)
     for order in arrays_of_pack_numbers:
-        for block in blocks(len(order), plan.mean_members):
-            builder.add(*sizes_and_members(plan, order[block]))
+        for block in split_into_blocks(len(order), plan.mean_members):
+            builder.add(*sizes_and_items_of_packs(plan, order[block]))
     return builder.build_plan(plan.left_out, plan.lower_bound)
 
 
-def sizes_and_members(plan: PackPlan, order: Ints) -> tuple[Ints, Ints]:
+def sizes_and_items_of_packs(plan: PackPlan, pack_numbers: Ints) -> tuple[Ints, Ints]:
     """Return the sizes of some packs, and the items of all of them, pack after pack."""
-    starts = plan.starts[order]
-    size = plan.starts[order + 1] - starts
+    starts = plan.starts[pack_numbers]
+    size = plan.starts[pack_numbers + 1] - starts
     before = np.cumsum(size) - size
     return size, plan.items[np.arange(size.sum()) + np.repeat(starts - before, size)]
 
@@ -134,29 +136,29 @@ def split_of_packs(items: Items, plan: PackPlan) -> AnyInts:
     return items.split[plan.items[plan.starts[:-1]]]
 
 
-def split_counts(items: Items, plan: PackPlan) -> dict[str, dict[str, int]]:
+def count_packs_by_split(items: Items, plan: PackPlan) -> dict[str, dict[str, int]]:
     """Return the numbers of packs, samples and tokens of each split that has packs."""
     counts = _counts(items, plan, split_of_packs(items, plan), len(SPLITS))
     return {split: of_split for split, of_split in zip(SPLITS, counts, strict=True) if of_split["packs"]}
 
 
-def turn_of_packs(items: Items, plan: PackPlan) -> AnyInts:
+def mixture_turn_of_packs(items: Items, plan: PackPlan) -> AnyInts:
     """Return the turn of each pack: packs come turn by turn, one for each epoch of each phase of a mixture."""
     return np.zeros(plan.num_packs, np.int32) if items.turn is None else items.turn[plan.items[plan.starts[:-1]]]
 
 
-def turn_counts(items: Items, plan: PackPlan) -> list[dict[str, int]] | None:
+def count_packs_by_mixture_turn(items: Items, plan: PackPlan) -> list[dict[str, int]] | None:
     """Return how many packs, samples and tokens each turn of the train split has; None: there is one turn."""
     if items.turn is None:
         return None
-    turn = turn_of_packs(items, plan)
+    turn = mixture_turn_of_packs(items, plan)
     num = int(turn.max(initial=0)) + 1
     return _counts(items, plan, np.where(split_of_packs(items, plan) == 0, turn, num), num + 1)[:num]
 
 
 def _counts(items: Items, plan: PackPlan, number: AnyInts, num: int) -> list[dict[str, int]]:
     """Count packs, samples and tokens by a number of each pack."""
-    columns = {"packs": None, "samples": np.diff(plan.starts), "tokens": plan.per_pack(items.lens)}
+    columns = {"packs": None, "samples": np.diff(plan.starts), "tokens": plan.sum_per_pack(items.lens)}
     counts = [np.bincount(number, values, num).astype(np.int64).tolist() for values in columns.values()]
     return [dict(zip(columns, row, strict=True)) for row in zip(*counts, strict=True)]
 
@@ -164,13 +166,13 @@ def _counts(items: Items, plan: PackPlan, number: AnyInts, num: int) -> list[dic
 def features_of_packs(items: Items, plan: PackPlan) -> dict[str, Ints]:
     """Return the features that an order makes even, int64[num_packs] each: Σ len², visual tokens, members."""
     return {
-        "attention_cost": plan.per_pack(items.attention_pairs),
-        "visual_tokens": plan.per_pack(items.counts["num_visual_tokens"]),
+        "attention_cost": plan.sum_per_pack(items.attention_pairs),
+        "visual_tokens": plan.sum_per_pack(items.counts["num_visual_tokens"]),
         "members": np.diff(plan.starts),
     }
 
 
-def trained_by_entry(items: Items, plan: PackPlan) -> npt.NDArray[np.float64] | None:
+def trained_tokens_by_entry(items: Items, plan: PackPlan) -> npt.NDArray[np.float64] | None:
     """Return each mixture entry's trained tokens in each pack, float64[num_packs, num_entries]; None: no mixture."""
     if items.entry is None:
         return None
@@ -189,8 +191,8 @@ def flops_of_packs(items: Items, plan: PackPlan, cost: CostModel) -> npt.NDArray
     visual = items.counts["num_visual_tokens"], items.counts["num_images"]
     costs = np.empty((2, plan.num_packs), np.float64)
     costs[0], costs[1] = (
-        plan.per_pack(*_lm_arguments(items), of=cost.lm_flops),
-        plan.per_pack(*visual, of=cost.vision_flops),
+        plan.sum_per_pack(*_lm_arguments(items), value_of=cost.lm_flops),
+        plan.sum_per_pack(*visual, value_of=cost.vision_flops),
     )
     return costs
 
@@ -200,29 +202,29 @@ def _lm_arguments(items: Items) -> tuple[AnyInts, ...]:
     return (items.lens,) if items.shared is None else (items.lens + items.shared, items.shared)
 
 
-def media_of_packs(items: Items, plan: PackPlan) -> npt.NDArray[np.int8]:
+def media_type_of_packs(items: Items, plan: PackPlan) -> npt.NDArray[np.int8]:
     """Return each pack's index into MEDIA_TYPES: text and image members make an image pack, image and video a mix."""
     kinds = [name for name in MEDIA_TYPES if name not in ("text", "mix")]  # each is a bit, text is none, and mix is all
     bits = {"text": 0, "mix": (1 << len(kinds)) - 1, **{name: 1 << number for number, name in enumerate(kinds)}}
-    of_pack = plan.per_pack(np.array([bits[name] for name in MEDIA_TYPES])[items.media], add=np.bitwise_or)
+    of_pack = plan.sum_per_pack(np.array([bits[name] for name in MEDIA_TYPES])[items.media], combine=np.bitwise_or)
     codes = np.full(1 << len(kinds), MEDIA_TYPES.index("mix"), np.int8)
     codes[[bits[name] for name in MEDIA_TYPES]] = np.arange(len(MEDIA_TYPES))
     return codes[of_pack]
 
 
-def window_of(shard: AnyInts, packing: PackingConfig) -> Ints:
+def window_of_items(shard_of_items: AnyInts, packing: PackingConfig) -> Ints:
     """Return each item's window, int[n], by its source shard, int[n]: so many shards in a row; without one all in 0."""
-    return shard.astype(np.int64) // (packing.window or 1 << 62)
+    return shard_of_items.astype(np.int64) // (packing.window or 1 << 62)
 
 
 def items_by_window(items: Items, packing: PackingConfig, seed: int) -> Iterator[Ints | slice]:
-    """Yield the numbers of the items of each window (see `window_of`), ascending; windows come in random order."""
+    """Yield the numbers of the items of each window of `window_of_items`, ascending; windows come in random order."""
     if packing.window is None:
         yield np.s_[:]
         return
     runs: dict[int, list[Ints]] = {}  # runs of items in each window; few, because items come by shard
-    for block in blocks(len(items)):
-        window = window_of(items.shard[block], packing)
+    for block in split_into_blocks(len(items)):
+        window = window_of_items(items.shard[block], packing)
         edges = [0, *(np.flatnonzero(np.diff(window)) + 1).tolist(), len(window)]
         for start, end in pairwise(edges):
             runs.setdefault(int(window[start]), []).append(np.array([block.start + start, block.start + end]))
@@ -257,7 +259,7 @@ def plan_shards(
 
     `identity`: everything that the bytes of the shards depend on; it goes into the names of packs.
     """
-    sizes = plan.per_pack(lengths.num_bytes) + 2 * BLOCK  # in a tar, approximately
+    sizes = plan.sum_per_pack(lengths.num_bytes) + 2 * BLOCK  # in a tar, approximately
     split = split_of_packs(lengths.items, plan)
     bounds = shard_bounds(sizes, split, max_packs, max_bytes)
     shard_sizes = np.add.reduceat(sizes, bounds[:-1]) if len(sizes) else sizes
@@ -296,6 +298,6 @@ def key_prefix(lengths: Lengths, plan: PackPlan, identity: Sequence[Any]) -> str
     """Return the beginning of all pack keys, 8 hex digits: a hash of plan, lengths, source files and `identity`."""
     digest = hashlib.sha256(json.dumps([identity, lengths.shard_names]).encode())
     for array in (lengths.items.lens, plan.starts, plan.items):
-        for block in blocks(len(array)):
+        for block in split_into_blocks(len(array)):
             digest.update(array[block].astype("<i8").tobytes())
     return digest.hexdigest()[:8]

@@ -9,31 +9,31 @@ import numpy.typing as npt
 
 from energon_pack.errors import PackError, amount
 from energon_pack.plan.bins import lower_bound, pack_bins
-from energon_pack.plan.even_steps import order_for_steps
-from energon_pack.plan.expand import pair_trees
+from energon_pack.plan.even_steps import order_packs_for_even_steps
+from energon_pack.plan.expand import group_sides_into_trees
 from energon_pack.plan.items import AnyInts, Items, Lengths
 from energon_pack.plan.pack_order import mix_packs_evenly
 from energon_pack.plan.packs import (
     LEFT_OUT,
     PackBuilder,
     PackPlan,
+    count_packs_by_split,
     features_of_packs,
     flops_of_packs,
     items_by_window,
-    media_of_packs,
+    media_type_of_packs,
+    mixture_turn_of_packs,
     select_packs,
     shuffled_windows,
-    sizes_and_members,
-    split_counts,
+    sizes_and_items_of_packs,
     split_of_packs,
-    trained_by_entry,
-    turn_of_packs,
-    window_of,
+    trained_tokens_by_entry,
+    window_of_items,
 )
-from energon_pack.plan.settings import GroupBy, PackingConfig, Share, costs_and_limits
+from energon_pack.plan.settings import GroupBy, PackingConfig, SharedBeginnings, costs_and_limits
 from energon_pack.plan.splits import SPLITS
-from energon_pack.plan.trees import Trees, find_trees, with_own_counts
-from energon_pack.run.bounded_memory import Scratch, blocks
+from energon_pack.plan.trees import PrefixTrees, find_prefix_trees, subtract_shared_counts
+from energon_pack.run.bounded_memory import Scratch, split_into_blocks
 from energon_pack.run.seeded_random import Ints, epoch_seed
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.skip import Reason
@@ -50,7 +50,7 @@ def plan_packs(
     seed: int = 0,
     cost: CostModel | None = None,
     scratch: Scratch = _IN_MEMORY,
-    trees: Trees | None = None,
+    trees: PrefixTrees | None = None,
 ) -> PackPlan:
     """Pack items into sequences of at most `max_token_len` tokens, and put the packs in order.
 
@@ -101,7 +101,7 @@ def order_by_turns_and_steps(
     plan: PackPlan, items: Items, packing: PackingConfig, seed: int, cost: CostModel
 ) -> PackPlan:
     """Put existing packs, of one split and window, into the order of a plan: turn by turn, with even steps."""
-    turn, packs = turn_of_packs(items, plan), PackBuilder(_IN_MEMORY)
+    turn, packs = mixture_turn_of_packs(items, plan), PackBuilder(_IN_MEMORY)
     for number in np.unique(turn).tolist():
         of_turn = select_packs(plan, [np.flatnonzero(turn == number)])
         ordered = mix_packs_in_windows(of_turn, items, packing, epoch_seed(seed, number))
@@ -190,7 +190,7 @@ def mix_packs_in_windows(
         return plan
     split = split_of_packs(items, plan)
     of_splits = [np.flatnonzero(split == number) for number in np.unique(split)]
-    window = window_of(items.shard[plan.items[plan.starts[:-1]]], packing)
+    window = window_of_items(items.shard[plan.items[plan.starts[:-1]]], packing)
     packs = PackBuilder(scratch)
     for of_split in of_splits:
         numbers, starts = np.unique(np.sort(window[of_split]), return_index=True)
@@ -199,13 +199,15 @@ def mix_packs_in_windows(
         for number in shuffled_windows([*by_number], seed):
             of_window = by_number[number]
             window_plan = plan if len(of_window) == plan.num_packs else select_packs(plan, [of_window], scratch)
-            kind = media_of_packs(items, window_plan).astype(np.int64)
+            kind = media_type_of_packs(items, window_plan).astype(np.int64)
             if packing.group_by is GroupBy.dataset:
                 kind = group_of_items(items.take(window_plan.items[window_plan.starts[:-1]]), packing)
             features = list(features_of_packs(items, window_plan).values())
-            in_row = mix_packs_evenly(features, kind, epoch_seed(seed, number), trained_by_entry(items, window_plan))
-            for block in blocks(len(in_row), window_plan.mean_members):
-                packs.add(*sizes_and_members(window_plan, in_row[block]))
+            in_row = mix_packs_evenly(
+                features, kind, epoch_seed(seed, number), trained_tokens_by_entry(items, window_plan)
+            )
+            for block in split_into_blocks(len(in_row), window_plan.mean_members):
+                packs.add(*sizes_and_items_of_packs(window_plan, in_row[block]))
     return packs.build_plan(plan.left_out, plan.lower_bound)
 
 
@@ -213,11 +215,11 @@ def _order_for_steps(
     plan: PackPlan, items: Items, packing: PackingConfig, seed: int, cost: CostModel, scratch: Scratch
 ) -> PackPlan:
     """Order the packs of each split so that steps are even, if `packing.topology` has steps."""
-    if not packing.topology.has_steps or not plan.num_packs:
+    if not packing.topology.has_several_packs_per_step or not plan.num_packs:
         return plan
-    flops, trained = flops_of_packs(items, plan, cost), plan.per_pack(items.num_supervised)
-    split, amounts, topology = split_of_packs(items, plan), trained_by_entry(items, plan), packing.topology
-    turn = turn_of_packs(items, plan)
+    flops, trained = flops_of_packs(items, plan, cost), plan.sum_per_pack(items.num_supervised)
+    split, amounts, topology = split_of_packs(items, plan), trained_tokens_by_entry(items, plan), packing.topology
+    turn = mixture_turn_of_packs(items, plan)
     order = []
     for code in np.unique(split).tolist():
         of_split = np.flatnonzero(split == code)
@@ -225,8 +227,8 @@ def _order_for_steps(
         for number in range(last + 1):
             of_turn = np.concatenate((over, of_split[turn[of_split] == number]))
             of_mine = None if amounts is None else amounts[of_turn]
-            laid = order_for_steps(
-                flops[:, of_turn], trained[of_turn], topology, epoch_seed(seed, number), amounts=of_mine
+            laid = order_packs_for_even_steps(
+                flops[:, of_turn], trained[of_turn], topology, epoch_seed(seed, number), entry_tokens=of_mine
             )
             in_time = of_turn[laid[reading_order(len(of_turn), topology)]]
             num = len(of_turn) if number == last else len(of_turn) // topology.unit_size * topology.unit_size
@@ -238,26 +240,28 @@ def _order_for_steps(
     return replace(select_packs(plan, order, scratch), places=np.concatenate(order))
 
 
-def share_beginnings(lengths: Lengths, packing: PackingConfig) -> tuple[Lengths, Trees | None]:
+def find_shared_beginnings(lengths: Lengths, packing: PackingConfig) -> tuple[Lengths, PrefixTrees | None]:
     """Find the samples that share their beginnings, if `packing.share` is set, and the pairs that share a pack.
 
     Returns the lengths, in which an item counts only what it adds to its pack, and the trees; None: there are none.
     """
-    is_shared = packing.share is not Share.none
+    is_shared = packing.share is not SharedBeginnings.none
     if not (lengths.has_pairs or is_shared):
         return lengths, None
     group = group_of_items(lengths.items, packing)
-    trees = pair_trees(lengths, packing) if lengths.has_pairs else find_trees(lengths, packing, group)
+    trees = (
+        group_sides_into_trees(lengths, packing) if lengths.has_pairs else find_prefix_trees(lengths, packing, group)
+    )
     if not is_shared:
         return lengths, trees
     lengths = copy(lengths)
-    lengths.items, lengths.shared = with_own_counts(lengths.items, trees.shared), trees.shared
+    lengths.items, lengths.shared = subtract_shared_counts(lengths.items, trees.shared), trees.shared
     return lengths, trees
 
 
-def check_splits(lengths: Lengths, plan: PackPlan, shares: Sequence[float]) -> None:
+def refuse_empty_splits(lengths: Lengths, plan: PackPlan, shares: Sequence[float]) -> None:
     """Raise PackError if a requested split gets no pack."""
-    counts = split_counts(lengths.items, plan)
+    counts = count_packs_by_split(lengths.items, plan)
     for name, share in zip(SPLITS, shares, strict=True):
         if share and plan.num_packs and name not in counts:
             raise PackError(
@@ -270,7 +274,7 @@ def check_media_fit_sample_type(lengths: Lengths, plan: PackPlan) -> None:
     """Raise PackError if packs hold images and videos, and the class of `output.sample_type` takes only one of them."""
     if not lengths.flavor.gives or not plan.num_packs:
         return
-    num = int((media_of_packs(lengths.items, plan) == MEDIA_TYPES.index("mix")).sum())
+    num = int((media_type_of_packs(lengths.items, plan) == MEDIA_TYPES.index("mix")).sum())
     if num:
         raise PackError(
             f"{amount(num, 'pack')} of {plan.num_packs:,} would hold images and videos, and the class of"
@@ -295,7 +299,7 @@ def group_of_items(items: Items, packing: PackingConfig) -> Ints:
         group += items.media
     elif packing.group_by is GroupBy.dataset:
         group += items.dataset
-    group += (window_of(items.shard, packing) + items.split.astype(np.int64) * (1 << 24)) * (1 << 32)
+    group += (window_of_items(items.shard, packing) + items.split.astype(np.int64) * (1 << 24)) * (1 << 32)
     if items.clip_frames is not None:
         group = np.unique(np.stack((group, items.clip_frames)), axis=1, return_inverse=True)[1].ravel()
     return group

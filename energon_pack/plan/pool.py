@@ -115,7 +115,7 @@ def costs_of_sample(counts: Mapping[str, Any], packing: PackingConfig) -> tuple[
     return tuple(int(counts.get(cap.name, cap.member_cost(counts[cap.column], multiple))) for cap, _ in limits)
 
 
-class Pool:
+class WaitingPool:
     """A buffer of waiting samples that makes full packs of them, one at a time.
 
     Every sample is in exactly one pack, and no pack is empty or over a limit. Once `buffer_size` packs were made since
@@ -143,12 +143,12 @@ class Pool:
         return self.num_added - self.num_taken
 
     @property
-    def num_planned(self) -> int:
+    def num_planned_packs(self) -> int:
         """Number of packs that `plan_rest` has planned and `take` has not returned."""
         return len(self._planned)
 
     @property
-    def num_to_add(self) -> int:
+    def num_samples_to_add(self) -> int:
         """Number of samples to add before `take` can choose well: 0 if enough are waiting."""
         if self._planned:
             return 0

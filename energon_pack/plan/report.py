@@ -11,16 +11,16 @@ from energon_pack.errors import PackError
 from energon_pack.plan.epoch_draws import EntryShare, mixture_figures
 from energon_pack.plan.expand import ExpansionCounts
 from energon_pack.plan.items import AnyInts, Items, Lengths
-from energon_pack.plan.pack_lengths import PlanCounts, Tally, count_by_medium, count_plan, items_or_pairs
+from energon_pack.plan.pack_lengths import PlanCounts, Tally, count_by_medium, count_plan, merge_sides_of_pairs
 from energon_pack.plan.packs import (
     LEFT_OUT,
     PackPlan,
+    count_packs_by_mixture_turn,
+    count_packs_by_split,
     features_of_packs,
     flops_of_packs,
-    media_of_packs,
-    split_counts,
+    media_type_of_packs,
     split_of_packs,
-    turn_counts,
 )
 from energon_pack.plan.plan import count_packs_if_no_window
 from energon_pack.plan.settings import PackingConfig
@@ -113,7 +113,7 @@ class Report:
     expanded: dict[str, Any] | None = None  # `ExpansionCounts`; None, and not in the file: `labels.expand=none`
     placeholders_as_text: dict[str, dict[str, Any]] | None = None  # by kind of media; None, and not in the file: none
     pairs: int | None = None  # packed preference pairs; None, and not in the file: there are none
-    removed: dict[str, int] | None = None  # `SampleNotes.removed_pictures`; None, and not in the file: none
+    removed: dict[str, int] | None = None  # `SampleNotes.num_removed_pictures`; None, and not in the file: none
     samples_cut_off: int = 0  # packed samples whose parts lack some of their tokens; each is in skipped.jsonl
     run: RunFacts | None = None  # in the file these facts are beside the figures
 
@@ -136,12 +136,12 @@ class Report:
         return {name: value for name, value in figures.items() if value is not None} | facts
 
 
-def summarize(
+def summarize_plan(
     lengths: Lengths,
     plan: PackPlan,
     packing: PackingConfig,
     cost: CostModel,
-    num_found: int,
+    num_source_samples: int,
     num_repeated: int = 0,
     expansion: ExpansionCounts | None = None,
     shares: Sequence[EntryShare] = (),
@@ -149,7 +149,7 @@ def summarize(
     """Compute the figures of a plan for report.json.
 
     Args:
-        num_found: samples in the source, before settings exclude some.
+        num_source_samples: samples in the source, before settings exclude some.
         num_repeated: draws of samples that were drawn before.
         expansion: what `labels.expand` did; None: nothing.
         shares: of the entries of a mixture; empty: no mixture.
@@ -158,11 +158,11 @@ def summarize(
         PackError: samples_in is not packed + skipped. Never seen; nothing may be published then.
     """
     items, capacity, noted = lengths.items, packing.max_token_len, lengths.noted
-    counted, lens, features = count_plan(lengths, plan), plan.per_pack(items.lens), features_of_packs(items, plan)
+    counted, lens, features = count_plan(lengths, plan), plan.sum_per_pack(items.lens), features_of_packs(items, plan)
     tokens, reasons, room = int(lens.sum()), _reasons(lengths, counted), np.maximum(lens, capacity)
     return Report(
         samples_in=lengths.num_samples,
-        samples_excluded=num_found + num_repeated - lengths.num_samples,
+        samples_excluded=num_source_samples + num_repeated - lengths.num_samples,
         samples_repeated=num_repeated,
         samples_packed=int(counted.packed.sum()),
         samples_skipped=reasons.total(),
@@ -173,30 +173,30 @@ def summarize(
         skipped_by_reason=dict(sorted(reasons.items())),
         packs=plan.num_packs,
         packs_lower_bound=plan.lower_bound,
-        packs_without_window=count_packs_if_no_window(items_or_pairs(lengths), packing, lengths.seed),
+        packs_without_window=count_packs_if_no_window(merge_sides_of_pairs(lengths), packing, lengths.seed),
         fill=_fill(tokens, room.sum()),
         max_token_len=capacity,
         tokens=tokens,
         tokens_left_out=int(counted.tokens_left_out.sum()) + counted.tokens_cut_off,
         tokens_left_out_by_reason=_tokens_by_reason(counted),
-        num_supervised=int(plan.per_pack(items.num_supervised).sum()),
+        num_supervised=int(plan.sum_per_pack(items.num_supervised).sum()),
         unknown_keys=noted.most_frequent_names("unknown_keys"),
         image_modes=noted.most_frequent_names("image_modes"),
         placeholders_as_text=noted.most_frequent_names("placeholders_as_text") or None,
-        removed=noted.removed_pictures,
+        removed=noted.num_removed_pictures,
         weighted_share=round(noted.num_weighted / max(1, noted.num_supervised), 6),
         notes=noted.counts,
-        by_media=_by_media(counted, media_of_packs(items, plan), lens, room),
+        by_media=_by_media(counted, media_type_of_packs(items, plan), lens, room),
         shared=_sharing_figures(lengths, plan),
         mixture=mixture_figures(shares, lengths, plan, capacity) if shares else None,
-        by_split=split_counts(items, plan),
-        turns=turn_counts(items, plan),
+        by_split=count_packs_by_split(items, plan),
+        turns=count_packs_by_mixture_turn(items, plan),
         members_per_pack=Tally(features["members"]).spread(),
         token_len=counted.lens.spread(),
         visual_tokens_per_pack=Tally(features["visual_tokens"]).spread(),
         attention_cost=_mean_max_and_cv(features["attention_cost"]),
         flops=_flops(items, plan, cost),
-        steps=figures_of_steps(items, plan, packing.topology, cost),
+        steps=measure_evenness_of_steps(items, plan, packing.topology, cost),
         expanded=expansion._asdict() if expansion else None,
     )
 
@@ -255,7 +255,7 @@ def _sharing_figures(lengths: Lengths, plan: PackPlan) -> dict[str, int] | None:
 def _flops(items: Items, plan: PackPlan, cost: CostModel) -> dict[str, Any]:
     """Return the FLOPs of one forward pass over all packs, by weights, attention and vision, and the model's source."""
     lm, vision = flops_of_packs(items, plan, cost).sum(axis=1).tolist()
-    weights = cost.lm_token * float(plan.per_pack(items.lens).sum())
+    weights = cost.lm_token * float(plan.sum_per_pack(items.lens).sum())
     return {"weights": weights, "attention": max(0.0, lm - weights), "vision": vision, "source": cost.source}
 
 
@@ -277,16 +277,18 @@ def _fill(tokens: Any, room: Any) -> float:
 STEP_COSTS = {"lm": "language model", "vision": "vision encoder", "both": "both"}
 
 
-def figures_of_steps(items: Items, plan: PackPlan, topology: Topology, cost: CostModel) -> dict[str, Any] | None:
+def measure_evenness_of_steps(
+    items: Items, plan: PackPlan, topology: Topology, cost: CostModel
+) -> dict[str, Any] | None:
     """Measure how even the steps of the first split are: as planned, without layout, and in random order.
 
     None: a step has one pack, or there are no packs.
     """
-    if not topology.has_steps or not plan.num_packs:
+    if not topology.has_several_packs_per_step or not plan.num_packs:
         return None
     split = split_of_packs(items, plan)
     is_first = split == split[0]
-    costs, trained = flops_of_packs(items, plan, cost)[:, is_first], plan.per_pack(items.num_supervised)[is_first]
+    costs, trained = flops_of_packs(items, plan, cost)[:, is_first], plan.sum_per_pack(items.num_supervised)[is_first]
     order, chance = reading_order(len(trained), topology), random_keys(len(trained), 0)
     orders = {"in_order": order, "by_chance": np.argsort(chance, kind="stable")}
     if plan.places is not None:

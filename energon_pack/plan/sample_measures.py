@@ -8,26 +8,26 @@ from typing import Any
 
 from energon_pack.errors import PackError, one_line
 from energon_pack.lengths.same_media import can_share_beginning
-from energon_pack.plan.pool import Pool, costs_of_sample
+from energon_pack.plan.pool import WaitingPool, costs_of_sample
 from energon_pack.plan.settings import (
     CUTTING_POLICIES,
     GroupBy,
     Overlong,
     PackingConfig,
-    Share,
+    SharedBeginnings,
     exceeded_limits,
     excess_text,
 )
 from energon_pack.plan.trees import COUNTS
-from energon_pack.run.untrusted_input import dataclass_from_plain
+from energon_pack.run.untrusted_input import dataclass_from_dict
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.sample import media_type
-from energon_pack.samples.settings import ControlTokens, ReadSettings, Take
+from energon_pack.samples.settings import ControlTokens, PreferenceTake, ReadSettings
 from energon_pack.samples.skip import NOTHING_TRAINED_DETAIL, Reason, Skip
 from energon_pack.templates.beginnings import beginning_hashes
 from energon_pack.templates.model_inputs import sample_of
 from energon_pack.templates.sample import Rendered, Sample
-from energon_pack.templates.settings import LabelsConfig, Untrained
+from energon_pack.templates.settings import LabelsConfig, UntrainedSamplePolicy
 from energon_pack.templates.template import Template
 
 _log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class SampleMeasurer:
         packing: PackingConfig,
         control_tokens: ControlTokens,
         drop: bool,
-        untrained: Untrained = Untrained.drop,
+        untrained: UntrainedSamplePolicy = UntrainedSamplePolicy.drop,
     ):
         packing.check()
         _refuse_settings_with_plan(packing, untrained)
@@ -79,14 +79,14 @@ class SampleMeasurer:
         """Measure samples; for a sample that no pack may hold, return a Skip with the reason in its place."""
         return self.measure_sides([[sample] for sample in samples])
 
-    def measure_sides(self, samples: Sequence[Sequence[Sample]]) -> list[SampleMeasures | Skip]:
+    def measure_sides(self, sides_of_samples: Sequence[Sequence[Sample]]) -> list[SampleMeasures | Skip]:
         """Measure samples as `measure` does, each of them a list: of itself, or of the two sides of a pair."""
-        rendered = [self._render(sides) for sides in samples]
+        rendered = [self._render(sides) for sides in sides_of_samples]
         texts = [text for sides in rendered if not isinstance(sides, Skip) for text in sides]
         counts = iter(self._template.count(texts))
         return [
             texts if isinstance(texts, Skip) else self._add_up_sides(texts, [next(counts) for _ in texts], sides)
-            for texts, sides in zip(rendered, samples, strict=True)
+            for texts, sides in zip(rendered, sides_of_samples, strict=True)
         ]
 
     def measure_member(self, member: MemberInput) -> SampleMeasures | None:
@@ -115,14 +115,14 @@ class SampleMeasurer:
             ages: how many samples came after each one; those that have waited very long are packed first.
             at_end: no more samples come, so pack all of them.
         """
-        pool = Pool(self.packing, max(1, len(measured)))
+        pool = WaitingPool(self.packing, max(1, len(measured)))
         for i, (sample, dataset, age) in enumerate(zip(measured, datasets, ages, strict=True)):
             pool.add(i, sample.costs, self.group(sample, dataset), since=-(age // _MAX_BUFFERS_WAITED))
         if at_end:
             pool.plan_rest()
-            return [[sample.name for sample in pool.take()] for _ in range(pool.num_planned)]
+            return [[sample.name for sample in pool.take()] for _ in range(pool.num_planned_packs)]
         packs = [pool.take()]
-        while pool.num_planned or (pool.can_fill_pack and 2 * len(pool) > len(measured)):
+        while pool.num_planned_packs or (pool.can_fill_pack and 2 * len(pool) > len(measured)):
             packs.append(pool.take())
         return [[sample.name for sample in pack] for pack in packs]
 
@@ -181,7 +181,7 @@ class SampleMeasurer:
     def _shared(self, rendered: Sequence[Rendered], sides: Sequence[Sample]) -> dict[str, int]:
         """Return the counts of the beginning that the sides of a pair share by `packing.share`; {}: they share none."""
         packing, media = self.packing, sides[0].media
-        if len(sides) < 2 or packing.share is Share.none or not can_share_beginning(media):
+        if len(sides) < 2 or packing.share is SharedBeginnings.none or not can_share_beginning(media):
             return {}
         of_media = [(medium.kind, b"") for medium in media]  # both sides have the same
         chosen, rejected = (
@@ -189,28 +189,28 @@ class SampleMeasurer:
             for each in beginning_hashes(self._template, rendered, [of_media, of_media])
         )
         forks = [one for key, one in chosen.items() if key in rejected]
-        forks = [one for one in forks if one.ends_medium or packing.share is Share.prefix]
+        forks = [one for one in forks if one.ends_medium or packing.share is SharedBeginnings.prefix]
         return max(forks, key=lambda one: one.token_len)._asdict() if forks else {}
 
 
-def sample_measurer_of(content: Mapping[str, Any], template: Template, drop: bool) -> SampleMeasurer:
-    """Return a measurer with the settings in the manifest of a packed dataset; `drop`: see `SampleMeasurer`."""
-    packing = dataclass_from_plain(PackingConfig, content["packing"])
-    read = dataclass_from_plain(ReadSettings, content["source"])
-    if read.take == Take.both:
+def make_sample_measurer(manifest: Mapping[str, Any], template: Template, drop_faulty: bool) -> SampleMeasurer:
+    """Return a measurer with the settings in the manifest of a packed dataset; `drop_faulty`: see `SampleMeasurer`."""
+    packing = dataclass_from_dict(PackingConfig, manifest["packing"])
+    read = dataclass_from_dict(ReadSettings, manifest["source"])
+    if read.take == PreferenceTake.both:
         raise PackError("packing_buffer_size packs single samples, and the dataset has preference pairs (take=both)")
-    untrained = dataclass_from_plain(LabelsConfig, content["labels"]).untrained
-    return SampleMeasurer(template, packing, read.control_tokens, drop, untrained)
+    untrained = dataclass_from_dict(LabelsConfig, manifest["labels"]).untrained
+    return SampleMeasurer(template, packing, read.control_tokens, drop_faulty, untrained)
 
 
-def _refuse_settings_with_plan(packing: PackingConfig, untrained: Untrained) -> None:
+def _refuse_settings_with_plan(packing: PackingConfig, untrained: UntrainedSamplePolicy) -> None:
     """Raise PackError for settings that need a plan and change samples; warn of those that only order packs."""
     refused = {
         f"packing.overlong={packing.overlong.value}": packing.overlong in CUTTING_POLICIES,
         "packing.need_image=true": packing.need_image,
-        f"labels.untrained={untrained.value}": untrained is Untrained.keep,
+        f"labels.untrained={untrained.value}": untrained is UntrainedSamplePolicy.keep,
     }
     for setting in (name for name, is_set in refused.items() if is_set):
         raise PackError(f"{setting} needs a plan over all samples: pack before training, or LazyPackedDataset")
-    if packing.window is not None or packing.topology.has_steps:
+    if packing.window is not None or packing.topology.has_several_packs_per_step:
         _log.warning("packing.window and packing.topology need a plan and are ignored: packs are made as samples come")

@@ -21,22 +21,22 @@ import pyarrow.compute as pc
 
 from energon_pack.lengths.measure import MeasuredShard
 from energon_pack.lengths.method import Method
-from energon_pack.lengths.same_media import MediaHashes
+from energon_pack.lengths.same_media import MediaHasher
 from energon_pack.lengths.table_cache import Chunk, Piece, RowRun, TableCache, chunks_of_pieces, key_of
-from energon_pack.lengths.worker import LengthsRow, hash_beginnings, hash_media, lengths_table
+from energon_pack.lengths.worker import LengthsRow, build_lengths_table, hash_beginnings, hash_media
 from energon_pack.plan.items import REFUSED_SCHEMA, Lengths
-from energon_pack.run.bounded_memory import blocks
+from energon_pack.run.bounded_memory import split_into_blocks
 from energon_pack.run.seeded_random import Ints
 from energon_pack.run.workshop import Workshop
 from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.cut import Cut
 from energon_pack.samples.sample import media_type
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources.reader import Reader, SourceChanged
+from energon_pack.sources.reader import SourceChanged, SourceReader
 from energon_pack.sources.sample import cut_sample, read_measured_sample
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.source_file import rows_of
-from energon_pack.sources.storage import call_counting_bytes
+from energon_pack.sources.storage import call_counting_read_bytes
 from energon_pack.sources.tar import num_tar_bytes
 from energon_pack.templates.processor import load_saved_template
 from energon_pack.templates.sample import Rendered, Sample
@@ -75,7 +75,7 @@ def make_parts(
     """
     items, measured = lengths.items, lengths.shards
     of_shards = set[int]()
-    for block in blocks(lengths.num_samples):
+    for block in split_into_blocks(lengths.num_samples):
         of_shards.update(np.unique(items.shard[block][may_have_parts[block]]).tolist())
     cache = TableCache(workshop.cache("cuts", recipe.key))
     keys = {
@@ -99,7 +99,7 @@ def make_parts(
 
     with workshop.progress.stage(recipe.stage, num_left.total(), "samples") as advance:
         try:
-            for (table, sizes), num_bytes in workshop.executor.map(partial(call_counting_bytes, make), jobs()):
+            for (table, sizes), num_bytes in workshop.executor.map(partial(call_counting_read_bytes, make), jobs()):
                 records = []
                 for number, size in zip(at_work[0].tolist(), sizes, strict=True):
                     records.append(RowRun(keys[number], num_parts[number], size))
@@ -162,10 +162,10 @@ def _lengths_with_cached_parts(
         places = pc.index_in(chunk_ids, ours)
         rows = np.flatnonzero(pc.is_valid(places).to_numpy(zero_copy_only=False))
         chosen.append((chunk, rows, samples[places.take(pa.array(rows)).to_numpy()]))
-    return with_parts(lengths, chosen)
+    return replace_samples_by_parts(lengths, chosen)
 
 
-def with_parts(lengths: Lengths, parts: Iterable[tuple[Chunk, Ints, Ints]]) -> Lengths:
+def replace_samples_by_parts(lengths: Lengths, parts: Iterable[tuple[Chunk, Ints, Ints]]) -> Lengths:
     """Put parts in place of samples that have no parts yet, and return the new lengths.
 
     If a part has a reason to be in no pack, its sample is left out for that reason. A row with the reason `cut_off` is
@@ -230,28 +230,28 @@ def _parts_of_job(
     """Return the parts of a job's samples, and how many parts each sample has."""
     template = load_saved_template(job.method.template_folder)
     parts: list[list[LengthsRow]] = []
-    with Reader() as reader:
-        hashes = MediaHashes(reader) if job.method.with_beginnings else None
+    with SourceReader() as reader:
+        hashes = MediaHasher(reader) if job.method.with_beginnings else None
         for shard, row in zip(job.shards, rows_of(job.rows, LengthsRow), strict=True):
             try:
                 sample = read_measured_sample(reader, shard, row, job.method.read)
                 parts.append(make(WholeSample(reader, shard, row, sample, template, job.method.engine, hashes)))
             except Skip:  # unlikely: it could be read when it was measured
                 raise SourceChanged(shard.path) from None
-    table = lengths_table([*chain.from_iterable(parts)], job.method, cut_type)
+    table = build_lengths_table([*chain.from_iterable(parts)], job.method, cut_type)
     return table, list(map(len, parts))
 
 
 class WholeSample(NamedTuple):
     """A whole sample that parts are made of, with what a worker needs to render and measure them."""
 
-    reader: Reader
+    reader: SourceReader
     shard: Shard
     row: LengthsRow
     sample: ReadSample
     template: Template
     engine: str
-    hashes: MediaHashes | None  # hashes of its media; None: samples share nothing
+    hashes: MediaHasher | None  # hashes of its media; None: samples share nothing
 
     def rendered(self, cut: Cut) -> tuple[ReadSample, Rendered]:
         """Return the part that a cut describes, and its rendered text; raise Skip if the chat template refuses it."""
@@ -259,7 +259,7 @@ class WholeSample(NamedTuple):
         return part, self.template.render(Sample(part.timed_messages, part.media, part.tools, part.options))
 
     def row_of_part(
-        self, cut: Cut, part: ReadSample, rendered: Rendered, token_len: int, supervised: int
+        self, cut: Cut, part: ReadSample, rendered: Rendered, token_len: int, num_supervised: int
     ) -> LengthsRow:
         """Return the row of lengths of a part; `part` and `rendered` are what `rendered(cut)` returned."""
         counts: dict[str, Any] = rendered.media_counts(part.kinds)
@@ -269,7 +269,7 @@ class WholeSample(NamedTuple):
             files=None,  # the files of the whole sample are compared
             media_type=media_type(part.kinds),
             token_len=token_len,
-            num_supervised=supervised,
+            num_supervised=num_supervised,
             **counts,
             num_bytes=num_tar_bytes([self.row.record_size, *(each.size for each in part.parts)]),
             checksum=self.reader.checksum(self.shard, part.raw, part.parts),
@@ -286,12 +286,12 @@ class WholeSample(NamedTuple):
         return Sample(self.sample.timed_messages, self.sample.media, self.sample.tools, self.sample.options)
 
     @property
-    def trains_only_last(self) -> bool:
+    def trains_only_last_answer(self) -> bool:
         """Whether only the last answer of the sample is trained."""
         train_on = self.sample.options.labels.get("train_on", self.template.spec.labels.train_on)
         return bool(train_on == TrainOn.last)
 
-    def kind_letters(self) -> str:
+    def media_kind_letters(self) -> str:
         """Return the first letter of the kind of each medium, as `iiv` for two images and a video."""
         return "".join(kind[0] for kind in self.sample.kinds)
 

@@ -65,7 +65,7 @@ class GroupBy(str, Enum):
     none = "none"
 
 
-class Share(str, Enum):
+class SharedBeginnings(str, Enum):
     """Which common beginnings of samples a pack stores only once."""
 
     #: each sample is whole
@@ -115,7 +115,7 @@ class PackingConfig:
     #: whether every pack holds an image
     need_image: bool = False
     #: which equal beginnings of samples a pack stores and trains once (trees): questions about one image share it
-    share: Share = Share.none
+    share: SharedBeginnings = SharedBeginnings.none
     #: fewest tokens of a shared beginning
     share_min_tokens: int = 64
     #: how often each sample comes: each epoch has other packs, and the epochs lie one after another
@@ -140,7 +140,7 @@ class PackingConfig:
             raise PackError(
                 f"packing.epochs={self.epochs} is for packs on disk: a dataset that packs in training plans each epoch"
             )
-        if self.share is not Share.none and not are_pairs:
+        if self.share is not SharedBeginnings.none and not are_pairs:
             raise PackError(
                 f"packing.share={self.share.value} is for packs on disk, and for preference pairs: a dataset that packs"
                 " in training reads no media before it plans"
@@ -158,7 +158,7 @@ class PackingConfig:
                 f"packing.max_token_len={self.max_token_len} is not a multiple of"
                 f" packing.pad_to_multiple_of={self.pad_to_multiple_of}"
             )
-        if self.share is not Share.none and (self.layout is Layout.thd or self.pad_to_multiple_of > 1):
+        if self.share is not SharedBeginnings.none and (self.layout is Layout.thd or self.pad_to_multiple_of > 1):
             raise PackError(
                 f"packing.share={self.share.value} with packing.layout={self.layout.value} and"
                 f" packing.pad_to_multiple_of={self.pad_to_multiple_of}: packing=neat has a mask for what is shared,"

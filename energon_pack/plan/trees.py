@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from energon_pack.plan.items import AnyInts, Items, Lengths
 from energon_pack.plan.packs import PackPlan
-from energon_pack.plan.settings import PackingConfig, Share, costs_and_limits
+from energon_pack.plan.settings import PackingConfig, SharedBeginnings, costs_and_limits
 from energon_pack.run.seeded_random import Ints, mix_bits_in_place
 
 _MANY_SAMPLES = 1000  # if more samples begin alike, the beginning must be at least the following share of their tokens
@@ -30,7 +30,7 @@ COUNTS = ("token_len", "num_images", "num_videos", "num_visual_tokens")
 
 
 @dataclass(frozen=True)
-class Trees:
+class PrefixTrees:
     """All items, grouped into trees of items that begin with the same tokens; an item that shares nothing is a tree."""
 
     items: Ints  # the items of a tree are side by side, depth first
@@ -80,7 +80,7 @@ class Beginnings(NamedTuple):
         return Beginnings(self.item[numbers], self.key[numbers], self.low[numbers], self.may_fork[numbers], counts)
 
 
-def find_trees(lengths: Lengths, packing: PackingConfig, group: Ints) -> Trees:
+def find_prefix_trees(lengths: Lengths, packing: PackingConfig, group: Ints) -> PrefixTrees:
     """Read the hashes of all items' beginnings from the cache, and group items that begin alike into trees.
 
     Args:
@@ -89,11 +89,11 @@ def find_trees(lengths: Lengths, packing: PackingConfig, group: Ints) -> Trees:
     blocks = [*_read_beginnings(lengths, packing)]
     item, key, low, may_fork = (np.concatenate([block[n] for block in blocks]) for n in range(4))
     counts = {name: np.concatenate([block.counts[name] for block in blocks]) for name in COUNTS}
-    return trees_of(Beginnings(item, key, low, may_fork, counts), lengths.items, packing, group)
+    return group_items_into_trees(Beginnings(item, key, low, may_fork, counts), lengths.items, packing, group)
 
 
-def trees_of(beginnings: Beginnings, items: Items, packing: PackingConfig, group: Ints) -> Trees:
-    """Group items into trees by their beginnings; a tree fits a pack. `group` is as in `find_trees`."""
+def group_items_into_trees(beginnings: Beginnings, items: Items, packing: PackingConfig, group: Ints) -> PrefixTrees:
+    """Group items into trees by their beginnings; a tree fits a pack. `group` is as in `find_prefix_trees`."""
     for values in (items.turn, items.entry):
         if values is not None:
             group = np.unique(np.stack((group, values)), axis=1, return_inverse=True)[1].ravel()
@@ -118,11 +118,11 @@ def trees_of(beginnings: Beginnings, items: Items, packing: PackingConfig, group
     alone[order] = False
     rest = np.flatnonzero(alone)
     all_starts = np.concatenate((starts, len(order) + np.arange(len(rest) + 1)))
-    return Trees(np.concatenate((order, rest)), all_starts, of_items)
+    return PrefixTrees(np.concatenate((order, rest)), all_starts, of_items)
 
 
-def with_own_counts(items: Items, shared: Mapping[str, AnyInts]) -> Items:
-    """Return items that count only what each adds to its pack; `shared` is as in `Trees`."""
+def subtract_shared_counts(items: Items, shared: Mapping[str, AnyInts]) -> Items:
+    """Return items that count only what each adds to its pack; `shared` is as in `PrefixTrees`."""
     added = {name: values - shared[name] if name in shared else values for name, values in items.counts.items()}
     added["max_attention_cost"] = _attention_pairs(items.lens, shared["token_len"])
     return replace(items, counts=added, shared=shared["token_len"])
@@ -144,7 +144,7 @@ def _read_beginnings(lengths: Lengths, packing: PackingConfig) -> Iterator[Begin
             values = lists.flatten()
             column = {name: values.field(name).to_numpy(zero_copy_only=False) for name in values.type.names}
             is_in = column["token_len"] >= packing.share_min_tokens
-            if packing.share is Share.media:
+            if packing.share is SharedBeginnings.media:
                 is_in &= column["ends_medium"]
             item = np.repeat(start + np.arange(len(lists)), sizes)
             beginnings = Beginnings(item, column["high"], column["low"], column["may_fork"], column)

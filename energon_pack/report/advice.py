@@ -17,10 +17,10 @@ import numpy as np
 
 from energon_pack.errors import amount
 from energon_pack.plan.items import AnyInts, Items, Lengths
-from energon_pack.plan.pack_lengths import TriedLength, items_or_pairs, plan_each_length
+from energon_pack.plan.pack_lengths import TriedLength, merge_sides_of_pairs, plan_with_each_pack_length
 from energon_pack.plan.settings import Algorithm, PackingConfig
 from energon_pack.report.pages.bars import short_number
-from energon_pack.run.bounded_memory import blocks
+from energon_pack.run.bounded_memory import split_into_blocks
 from energon_pack.run.seeded_random import Ints
 from energon_pack.samples.media.kinds import IMAGE, MEDIA_TYPES, VIDEO
 from energon_pack.samples.media.medium import Media
@@ -50,9 +50,9 @@ class Recommendation(NamedTuple):
     rule: str
 
 
-def recommend_length(choices: Sequence[TriedLength]) -> Recommendation | None:
+def recommend_length(tried_lengths: Sequence[TriedLength]) -> Recommendation | None:
     """Choose a pack length by `RULE`, or by a weaker rule if no length meets it; None: there is nothing to pack."""
-    candidates = [choice for choice in choices if choice.packs and not choice.is_beyond_model]
+    candidates = [choice for choice in tried_lengths if choice.packs and not choice.is_beyond_model]
     keeping = [choice for choice in candidates if choice.dropped_tokens_share <= MOST_DROPPED]
     filling = [choice for choice in keeping if fills_packs(choice)]
     if filling:
@@ -80,7 +80,7 @@ def length_advice(choices: Sequence[TriedLength], own: int | None = None) -> str
     best, this = recommend_length(choices), next((choice for choice in choices if choice.max_token_len == own), None)
     if best is None:
         return ""
-    if this and drops_little_and_fills(this):
+    if this and drops_little_and_fills_packs(this):
         shorter = "" if this is best.choice else f"; {best.choice.max_token_len:,}, shorter, does as well"
         return f"packing.max_token_len={own} is right: it {_results_text(this)}{shorter}"
     now = f" (this run: {own:,})" if own else ""
@@ -91,14 +91,14 @@ def _results_text(choice: TriedLength) -> str:
     return f"drops {choice.dropped_tokens_share:.2%} of the tokens and fills {choice.fill:.2%} of its packs"
 
 
-def drops_little_and_fills(choice: TriedLength) -> bool:
+def drops_little_and_fills_packs(tried: TriedLength) -> bool:
     """Whether a pack length drops at most `MOST_DROPPED` of the tokens, and fills its packs."""
-    return choice.dropped_tokens_share <= MOST_DROPPED and fills_packs(choice)
+    return tried.dropped_tokens_share <= MOST_DROPPED and fills_packs(tried)
 
 
-def fills_packs(choice: TriedLength) -> bool:
+def fills_packs(tried: TriedLength) -> bool:
     """Whether packs of this length are `MIN_FILL`; a few packs need only be as few as their tokens allow."""
-    return choice.fill >= MIN_FILL or choice.packs == math.ceil(choice.fill * choice.packs)
+    return tried.fill >= MIN_FILL or tried.packs == math.ceil(tried.fill * tried.packs)
 
 
 def _max_token_len(choice: TriedLength) -> int:
@@ -123,12 +123,12 @@ def lengths_to_try(
 
 
 def lengths_to_try_if_unset(
-    lens: Sequence[int], packing: PackingConfig, items: Items, max_positions: int | None = None
+    pack_lens: Sequence[int], packing: PackingConfig, items: Items, max_positions: int | None = None
 ) -> list[int]:
-    """List the pack lengths to try where the user set none: `lens`, and one that holds every sample."""
-    largest = max(lens) - max(lens) % packing.pad_to_multiple_of
+    """List the pack lengths to try where the user set none: `pack_lens`, and one that holds every sample."""
+    largest = max(pack_lens) - max(pack_lens) % packing.pad_to_multiple_of
     longest = int(items.lens.max(initial=0))
-    return lengths_to_try(lens, replace(packing, max_token_len=largest), longest, max_positions)
+    return lengths_to_try(pack_lens, replace(packing, max_token_len=largest), longest, max_positions)
 
 
 def num_samples_tried(num_samples: int) -> int:
@@ -150,9 +150,9 @@ def lengths_trial_job_of(
     Args:
         tried_lens: pack lengths to try, besides the planned one and one that holds every sample.
     """
-    items, scale = items_or_pairs(lengths), 1.0
+    items, scale = merge_sides_of_pairs(lengths), 1.0
     packing = replace(packing, need_image=False)  # with some lengths there would be too few packs with an image
-    upto = np.cumsum([0, *(np.count_nonzero(items.lens[block]) for block in blocks(len(items)))])
+    upto = np.cumsum([0, *(np.count_nonzero(items.lens[block]) for block in split_into_blocks(len(items)))])
     num = int(upto[-1])
     there = np.arange(num_samples_tried(num))
     if num > len(there):
@@ -164,7 +164,7 @@ def lengths_trial_job_of(
             packing = replace(packing, algorithm=Algorithm.optimal)
     numbers = [
         block.start + np.flatnonzero(items.lens[block])[there[slice(*np.searchsorted(there, [start, end]))] - start]
-        for block, (start, end) in zip(blocks(len(items)), pairwise(upto), strict=True)
+        for block, (start, end) in zip(split_into_blocks(len(items)), pairwise(upto), strict=True)
     ]
     longest = int(items.lens.max(initial=0))
     tried = lengths_to_try(tried_lens, packing, longest, max_positions)
@@ -177,7 +177,7 @@ def try_lengths_of_job(job: LengthsTrialJob) -> list[TriedLength]:
     May run in a worker.
     """
     items, packing, lens, seed, scale, max_positions = job
-    choices = plan_each_length(items, packing, lens, seed, max_positions=max_positions)
+    choices = plan_with_each_pack_length(items, packing, lens, seed, max_positions=max_positions)
     return [choice.scaled(scale) for choice in choices] if scale != 1 else choices
 
 
@@ -193,7 +193,7 @@ class ImagesAtTokenBounds:
 
 
 def count_images_at_token_bounds(
-    rules: MediaRules | None, visual: AnyInts, num_images: AnyInts, counts: AnyInts
+    rules: MediaRules | None, visual_tokens: AnyInts, num_images: AnyInts, counts: AnyInts
 ) -> ImagesAtTokenBounds | None:
     """Count the samples whose images have about the fewest, or the most, tokens that the model's rules allow.
 
@@ -202,11 +202,11 @@ def count_images_at_token_bounds(
         visual, num_images: the distinct pairs of a sample's visual tokens and number of images.
         counts: how many samples have each pair.
     """
-    bounds = _token_bounds(rules) if rules and len(visual) else None
+    bounds = _token_bounds(rules) if rules and len(visual_tokens) else None
     if bounds is None:
         return None
     least, most = bounds
-    each = visual / np.maximum(num_images, 1)
+    each = visual_tokens / np.maximum(num_images, 1)
     # Each side is rounded to whole tokens, which matters where there are few.
     near_least = max(least * (1 + _NEAR_BOUND_SHARE), (math.sqrt(least) + 1) ** 2)
     near_most = min(most * (1 - _NEAR_BOUND_SHARE), (math.sqrt(most) - 1) ** 2)
@@ -249,23 +249,23 @@ class ShrinkAdvice:
         return f"{few} packs of {self.needed_len:,} tokens; {then} {short_number(self.tokens_after)}, {attention}"
 
 
-def advise_to_shrink(lengths: Lengths, rules: MediaRules | None, lens: Sequence[int]) -> ShrinkAdvice | None:
+def advise_to_shrink_media(lengths: Lengths, rules: MediaRules | None, pack_lens: Sequence[int]) -> ShrinkAdvice | None:
     """Find a setting that shrinks a few media which need packs twice as long as all others; None: there is none.
 
     Several values of `model.max_pixels` are tried; the largest that allows the shortest packs is taken.
 
     Args:
         rules: how the model counts tokens of media; None: not known.
-        lens: pack lengths, ascending; the first that drops at most `MOST_DROPPED` of the tokens is needed.
+        pack_lens: pack lengths, ascending; the first that drops at most `MOST_DROPPED` of the tokens is needed.
     """
     settings = rules.settings if rules else {}
-    square, now = int(settings.get("factor") or 1) ** 2, _ShrunkTokens(lens)
-    without_videos, limits = _ShrunkTokens(lens), dict[int, _ShrunkTokens]()
+    square, now = int(settings.get("factor") or 1) ** 2, _ShrunkTokens(pack_lens)
+    without_videos, limits = _ShrunkTokens(pack_lens), dict[int, _ShrunkTokens]()
     if settings.get("factor") and settings.get("max_pixels") and settings.get("do_resize"):
         most = int(settings["max_pixels"]) // square
         steps = (_FEWEST_TOKENS_TRIED * half << step >> 1 for step in range(20) for half in (2, 3))
-        limits = {limit: _ShrunkTokens(lens) for limit in steps if limit < most}
-    for block in blocks(lengths.num_samples):
+        limits = {limit: _ShrunkTokens(pack_lens) for limit in steps if limit < most}
+    for block in split_into_blocks(lengths.num_samples):
         items, whole = lengths.items, lengths.sample_lens[block].astype(np.int64)
         images, visual = (items.counts[name][block].astype(np.int64) for name in ("num_images", "num_visual_tokens"))
         has_images_alone = items.media[block] == MEDIA_TYPES.index(IMAGE.kind)

@@ -25,18 +25,18 @@ from energon_pack.errors import PackError
 from energon_pack.lengths.worker import LengthsRow
 from energon_pack.plan.items import AnyInts, Items, Lengths
 from energon_pack.plan.note_counts import NAME_LISTS, NOTES, has_note
-from energon_pack.plan.packs import LEFT_OUT, PackPlan, features_of_packs, media_of_packs
-from energon_pack.report.pages.html import Html, Remark, clipped, details, picture, section, tag
-from energon_pack.report.views.packed import pack_view
+from energon_pack.plan.packs import LEFT_OUT, PackPlan, features_of_packs, media_type_of_packs
+from energon_pack.report.pages.html import Html, Remark, clip_text, details, picture, section, tag
+from energon_pack.report.views.packed import read_pack_view
 from energon_pack.report.views.screens import pack_section
-from energon_pack.report.views.view import PackPlace, thumbnail, turns_of, vocabulary_of
-from energon_pack.run.bounded_memory import blocks
+from energon_pack.report.views.view import PackPlace, make_webp_thumbnail, token_decoder_of, turns_of
+from energon_pack.run.bounded_memory import split_into_blocks
 from energon_pack.run.seeded_random import Ints
 from energon_pack.samples.flavors import packed_flavor_or_default
 from energon_pack.samples.media.kinds import KINDS, MEDIA_TYPES
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
-from energon_pack.sources.reader import Reader
+from energon_pack.sources.reader import SourceReader
 from energon_pack.sources.sample import read_without_opening_media
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.source_file import rows_of
@@ -51,7 +51,7 @@ _LONGEST, _SHORTEST, _REMARK, _CHANCE, _OUT = "longest", "shortest", "of a remar
 
 
 @dataclass(frozen=True)
-class Tile:
+class ContactSheetTile:
     """A sample on the contact sheet: why it was chosen, where it is, and what is shown of it."""
 
     kind: str
@@ -64,17 +64,17 @@ class Tile:
     words: str = ""  # its first words, or why there is no picture
 
 
-def choose_tiles(lengths: Lengths, plan: PackPlan, remarks: Sequence[Remark]) -> list[Tile]:
+def choose_contact_sheet_tiles(lengths: Lengths, plan: PackPlan, remarks: Sequence[Remark]) -> list[ContactSheetTile]:
     """Choose the samples of the contact sheet; their media and text are not read yet."""
     whys = {remark.sample: remark.what for remark in reversed(remarks) if remark.sample}
     picks = [*_choose_by_length(lengths, plan.left_out), *_choose_by_remarks(lengths, plan.left_out, whys)]
     numbers = np.array([number for _, number, _ in picks], np.int64)
-    packs, tiles = _first_packs_with(lengths, plan, numbers), dict[int, Tile]()
+    packs, tiles = _first_packs_with(lengths, plan, numbers), dict[int, ContactSheetTile]()
     for place, shard, row, reason in read_lengths_rows(lengths, numbers):
         kind, number, why = picks[place]
         left_out = LEFT_OUT[plan.left_out[number]]
         why = why or reason or (left_out.value if left_out else "")
-        tiles[place] = Tile(kind, why, shard, row, int(lengths.sample_lens[number]), packs.get(number))
+        tiles[place] = ContactSheetTile(kind, why, shard, row, int(lengths.sample_lens[number]), packs.get(number))
     return [tiles[place] for place in sorted(tiles)]
 
 
@@ -83,7 +83,7 @@ def read_lengths_rows(lengths: Lengths, numbers: Ints) -> Iterator[tuple[int, Sh
 
     Yields for each its place in `numbers`, its shard, its row, and the reason why no plan may pack it (None: it may).
     """
-    for places, chunk, rows in lengths.cached_places(numbers):
+    for places, chunk, rows in lengths.find_cached_rows(numbers):
         table, shards = chunk.read(None).take(pa.array(rows)), chunk.owners_of_rows[rows].tolist()
         reasons = lengths.reason(table).to_pylist()
         for place, shard, *of_row in zip(places.tolist(), shards, rows_of(table, LengthsRow), reasons, strict=True):
@@ -96,7 +96,7 @@ def _choose_by_length(lengths: Lengths, left_out: _LeftOutCodes) -> Iterator[tup
 
     def first(is_in: Callable[..., npt.NDArray[np.bool_]], sign: int) -> list[int]:
         best: Ints = np.zeros(0, np.int64)
-        for block in blocks(lengths.num_samples):
+        for block in split_into_blocks(lengths.num_samples):
             here = block.start + np.flatnonzero(is_in(lens[block], left_out[block]))
             best = np.concatenate((best, here))
             best = best[np.argsort(sign * lens[best].astype(np.int64), kind="stable")[:_MAX_OF_KIND]]
@@ -173,17 +173,17 @@ def _first_packs_with(lengths: Lengths, plan: PackPlan, samples: Ints) -> dict[i
     return packs
 
 
-def read_tiles(job: tuple[Sequence[Tile], ReadSettings]) -> list[Tile]:
+def read_tiles(job: tuple[Sequence[ContactSheetTile], ReadSettings]) -> list[ContactSheetTile]:
     """Read the chosen samples, and add a picture of the first medium, or the first words; may run in a worker.
 
     Of a sample that can't be read, `words` is the reason.
     """
     tiles, settings = job
-    with Reader() as reader:
+    with SourceReader() as reader:
         return [_read_tile(reader, tile, settings) for tile in tiles]
 
 
-def _read_tile(reader: Reader, tile: Tile, settings: ReadSettings) -> Tile:
+def _read_tile(reader: SourceReader, tile: ContactSheetTile, settings: ReadSettings) -> ContactSheetTile:
     shard, row = tile.shard, tile.lengths_row
     if row.detail:
         return replace(tile, words=row.detail)
@@ -192,14 +192,14 @@ def _read_tile(reader: Reader, tile: Tile, settings: ReadSettings) -> Tile:
             part = row.parts[0]
             if part.size > _MAX_MEDIUM_BYTES:
                 return replace(tile, words=f"{part.size / 1e6:,.0f} MB: no picture is made of it")
-            return replace(tile, picture=thumbnail(reader.read(shard, part), part.kind))
+            return replace(tile, picture=make_webp_thumbnail(reader.read(shard, part), part.kind))
         turns = turns_of(read_without_opening_media(reader, shard, row, settings, reader.raw(shard, row)).messages)
         return replace(tile, words=" ".join(turn.text for turn in turns if turn.role != "system"))
     except (PackError, Skip, ValueError, OSError) as error:
         return replace(tile, words=str(error))
 
 
-def draw_contact_sheet(tiles: Sequence[Tile], packs: Collection[int]) -> Html | None:
+def draw_contact_sheet(tiles: Sequence[ContactSheetTile], packs: Collection[int]) -> Html | None:
     """Build the section of a page with the contact sheet; None: there are no samples.
 
     `packs`: numbers of the packs that the page shows; a picture links to its pack.
@@ -215,15 +215,15 @@ def draw_contact_sheet(tiles: Sequence[Tile], packs: Collection[int]) -> Html | 
     return section(_TITLE, tag("div", *groups, class_="sheet"), says=says)
 
 
-def _figure(tile: Tile, packs: Collection[int]) -> Html:
+def _figure(tile: ContactSheetTile, packs: Collection[int]) -> Html:
     name = tile.shard.sample_id(tile.lengths_row.key)
     tokens = f"{tile.num_tokens:,} tokens" if tile.num_tokens else "not measured"
-    shown = tag("blockquote", clipped(tile.words, _MAX_WORDS_CHARS) or "no words")
+    shown = tag("blockquote", clip_text(tile.words, _MAX_WORDS_CHARS) or "no words")
     if tile.picture is not None:
         shown = picture(tile.picture, "image/webp", f"{name}, {tokens}", loading="lazy")
     if tile.pack is not None and tile.pack in packs:
         shown = tag("a", shown, href=f"#pack-{tile.pack}")
-    why = tag("figcaption", clipped(tile.why, _MAX_CAPTION_CHARS)) if tile.why else None
+    why = tag("figcaption", clip_text(tile.why, _MAX_CAPTION_CHARS)) if tile.why else None
     return tag("figure", shown, tag("figcaption", tag("b", tokens), title=name), why)
 
 
@@ -246,13 +246,13 @@ class ExamplePacksJob:
     shards_address: str | None = None  # the address of its shards, where they are not in the folder
 
 
-def packs_to_look_at(items: Items, plan: PackPlan) -> dict[int, str]:
+def choose_example_packs(items: Items, plan: PackPlan) -> dict[int, str]:
     """Choose packs that a page shows, with a reason for each: the first of each medium, the fullest, the emptiest, the
     one with most members. Returns number of the pack → reason.
     """
     if not plan.num_packs:
         return {}
-    kind, tokens = media_of_packs(items, plan), plan.per_pack(items.lens)
+    kind, tokens = media_type_of_packs(items, plan), plan.sum_per_pack(items.lens)
     members = features_of_packs(items, plan)["members"]
     found = {int(np.argmax(kind == code)): f"the first {MEDIA_TYPES[code]} pack" for code in np.unique(kind).tolist()}
     if plan.num_packs == 1:
@@ -263,7 +263,7 @@ def packs_to_look_at(items: Items, plan: PackPlan) -> dict[int, str]:
     return dict(list(found.items())[:_MAX_PACKS])
 
 
-def draw_packs(job: ExamplePacksJob) -> dict[int, Html]:
+def draw_example_packs(job: ExamplePacksJob) -> dict[int, Html]:
     """Draw each pack of a job as a section of a page; return number of the pack → section. May run in a worker.
 
     The first packs are shown with their members, the others as a bar.
@@ -273,7 +273,7 @@ def draw_packs(job: ExamplePacksJob) -> dict[int, Html]:
 
 def _sections(job: ExamplePacksJob) -> Iterator[tuple[int, Html]]:
     folder = DatasetFolder(job.folder)
-    vocabulary, plan = vocabulary_of(load_saved_template(job.template_folder)), PlanFile(folder)
+    vocabulary, plan = token_decoder_of(load_saved_template(job.template_folder)), PlanFile(folder)
     first = next(iter(job.packs), None)
     shards = None if job.shards_address is None else DatasetFolder(job.shards_address)
     with PackLookup(folder, packed_flavor_or_default(job.flavor), shards) as packs:
@@ -283,7 +283,7 @@ def _sections(job: ExamplePacksJob) -> Iterator[tuple[int, Html]]:
             place = PackPlace(number, len(packs), found.shard, job.max_token_len)
             members, most = rows.get(found.pack.files.key), _MAX_MEMBERS if order < _MAX_PACKS else 0
             try:
-                view = pack_view(
+                view = read_pack_view(
                     found.file, found.pack, place, members, vocabulary, _MAX_THUMBNAILS, found.defects, most
                 )
                 shown = pack_section(view, _MAX_CHARS, most)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from energon_pack.errors import amount
 from energon_pack.plan.report import LOST_BITS, num_lost_to_bad_data
 from energon_pack.report.figures import Figures
-from energon_pack.report.pages.html import Grade, Remark, clipped, named_keys, percent, share_of_samples
+from energon_pack.report.pages.html import Grade, Remark, clip_text, named_keys, percent, share_of_samples
 from energon_pack.samples.skip import Reason
 
 _FEW_TRAINED, _MANY_TRAINED = 0.02, 0.95  # shares of all tokens
@@ -170,7 +170,7 @@ def lossy_folders(figures: Figures) -> Iterator[Remark]:
         knob = "source.path: what is wrong with this one" if folder.lost > folder.left_out else "packing.max_token_len"
         yield Remark(
             Grade.look,
-            f"{share_of_samples(num, folder.samples)} of {clipped(folder.name, _MAX_NAME_CHARS)} are in no pack",
+            f"{share_of_samples(num, folder.samples)} of {clip_text(folder.name, _MAX_NAME_CHARS)} are in no pack",
             why,
             knob,
         )

@@ -10,14 +10,14 @@ import pyarrow.compute as pc
 
 from energon_pack.dataset.ledger import overlong_advice, why_overlong_lose_too_much
 from energon_pack.plan.items import AnyInts, Items, Lengths
-from energon_pack.plan.note_counts import SampleNotes
+from energon_pack.plan.note_counts import SampleNoteCounts
 from energon_pack.plan.pack_lengths import Tally, TriedLength
 from energon_pack.plan.packs import LEFT_OUT, PackPlan
 from energon_pack.plan.report import Report
 from energon_pack.plan.settings import Overlong, PackingConfig
 from energon_pack.report.advice import ImagesAtTokenBounds, ShrinkAdvice, count_images_at_token_bounds
 from energon_pack.report.pages.bars import Histogram, log_histogram
-from energon_pack.run.bounded_memory import blocks
+from energon_pack.run.bounded_memory import split_into_blocks
 from energon_pack.run.seeded_random import Ints
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, MEDIA_TYPES
 from energon_pack.samples.skip import Reason
@@ -61,7 +61,7 @@ class SourceFigures:
     measured: int
     tokens: int
     skipped_by_reason: dict[str, int]  # without the samples that a plan leaves out
-    noted: SampleNotes
+    noted: SampleNoteCounts
     by_medium: dict[str, SourceMedium]
     token_len: Histogram | None  # None: no sample was measured
     lens: dict[str, int]  # lengths of all media together: min, p50, p90, p99, max
@@ -115,7 +115,7 @@ class Figures:
         return self.report.skipped_by_reason if self.report else self.source.skipped_by_reason
 
     @property
-    def overlong_counts(self) -> tuple[int, int]:
+    def overlong_samples_and_tokens(self) -> tuple[int, int]:
         """Return how many samples the plan left out as too long, and their tokens."""
         reason, report = Reason.OVERLONG.value, self.report
         if report is None:
@@ -142,7 +142,7 @@ def source_figures(
     """
     num, items, images = lengths.num_samples, lengths.items, Tally()
     kinds = {name: _MediumCounts() for name in (*MEDIA_TYPES, _UNKNOWN)}
-    for block in blocks(num):
+    for block in split_into_blocks(num):
         in_block = items.take(slice(block.start, block.stop))
         in_block = replace(in_block, counts={**in_block.counts, "token_len": lengths.sample_lens[block]})
         for code, kind in enumerate(kinds.values()):
@@ -202,7 +202,7 @@ def _num_duplicates(lengths: Lengths) -> int:
     """Count the samples with the checksum, size and length of an earlier one; among very many samples, estimate it."""
     share = -(-lengths.num_samples // _MAX_SAMPLES_COMPARED)
     columns = []
-    for block in blocks(lengths.num_samples):
+    for block in split_into_blocks(lengths.num_samples):
         of = (lengths.checksums[block], lengths.num_bytes[block], lengths.sample_lens[block])
         check, size, lens = (values[lengths.sample_lens[block] > 0].astype(np.uint64) for values in of)
         content = check << np.uint64(32) ^ size ^ lens << np.uint64(20)
@@ -211,7 +211,7 @@ def _num_duplicates(lengths: Lengths) -> int:
     return share * int((ordered[1:] == ordered[:-1]).sum())
 
 
-def origins_of(lengths: Lengths, plan: PackPlan | None) -> list[FolderOutcome]:
+def count_outcomes_by_folder(lengths: Lengths, plan: PackPlan | None) -> list[FolderOutcome]:
     """Count what became of the samples of each folder of the source; the folder that lost most comes first.
 
     If there is one folder, and it lost some, files are counted instead. `plan`: None if nothing was planned.
@@ -220,7 +220,7 @@ def origins_of(lengths: Lengths, plan: PackPlan | None) -> list[FolderOutcome]:
     if len(names) == 1 and (lengths.reasons or (plan and plan.left_out[: lengths.num_samples].any())):
         names, of_sample = lengths.shard_names, lengths.items.shard
     samples, not_there, left_out, tokens = np.zeros((4, len(names)), np.int64)
-    for block in blocks(lengths.num_samples):
+    for block in split_into_blocks(lengths.num_samples):
         of, lens = of_sample[block], lengths.sample_lens[block]
         out = plan.left_out[block] > 0 if plan else np.zeros(len(of), np.bool_)
         is_in = (lens > 0) & ~out
@@ -253,10 +253,10 @@ def planned_figures(lengths: Lengths, plan: PackPlan, report: Report, packing: P
         is_intended=packing.overlong is Overlong.drop,
         keeps_more=overlong_advice(packing.overlong),
     )
-    tokens, members = plan.per_pack(lengths.items.lens), np.diff(plan.starts)
+    tokens, members = plan.sum_per_pack(lengths.items.lens), np.diff(plan.starts)
     return {
         "overlong_facts": loss,
-        "origins": origins_of(lengths, plan),
+        "origins": count_outcomes_by_folder(lengths, plan),
         "report": report,
         "batch_shapes": (
             len(np.unique(np.stack((tokens, members)), axis=1)[0]),
@@ -268,7 +268,7 @@ def planned_figures(lengths: Lengths, plan: PackPlan, report: Report, packing: P
 def _medium_of_overlong(lengths: Lengths, plan: PackPlan) -> str:
     """Return the media type with most tokens among the samples that are too long."""
     tokens = np.zeros(len(MEDIA_TYPES))
-    for block in blocks(lengths.num_samples):
+    for block in split_into_blocks(lengths.num_samples):
         is_overlong = plan.left_out[block] == LEFT_OUT.index(Reason.OVERLONG)
         tokens += np.bincount(
             lengths.items.media[block][is_overlong], lengths.sample_lens[block][is_overlong], len(MEDIA_TYPES)

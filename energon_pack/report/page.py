@@ -13,9 +13,9 @@ from energon_pack.report import page_details
 from energon_pack.report.advice import length_advice, recommend_length
 from energon_pack.report.figures import PAD_WIDTH, Figures
 from energon_pack.report.pages.bars import draw_histogram, short_number
-from energon_pack.report.pages.html import Grade, Html, Remark, clipped, page, section, table, tag
+from energon_pack.report.pages.html import Grade, Html, Remark, clip_text, page, section, table, tag
 from energon_pack.report.remarks import CHECKED_RULES
-from energon_pack.report.terminal_summary import length_rows, lines_below_table, media_rows
+from energon_pack.report.terminal_summary import length_rows, lines_below_media_table, tabulate_samples_by_medium
 
 _MAX_TITLE_CHARS, _MAX_NAME_CHARS, _MAX_VALUE_CHARS = 120, 120, 60  # characters
 _MAX_FOLDERS = 20  # rows
@@ -36,26 +36,26 @@ class PageFacts:
     failed: str | None = None  # why nothing is published
 
 
-def run_page(
+def build_run_page(
     figures: Figures,
     about: PageFacts,
-    found: Sequence[Remark] = (),
+    remarks: Sequence[Remark] = (),
     pack_sections: Sequence[Html] = (),
     contact_sheet: Html | None = None,
 ) -> str:
     """Build the page of a run as one HTML document.
 
     Args:
-        found: the remarks on the run, sorted: errors first.
+        remarks: the remarks on the run, sorted: errors first.
         pack_sections: sections that each show a pack.
         contact_sheet: the section with a few samples; None: there is none.
     """
-    title = clipped(about.title, _MAX_TITLE_CHARS)
+    title = clip_text(about.title, _MAX_TITLE_CHARS)
     stage, model = about.settings["stage"], about.settings["model"]["name"]
     said = f"stage={stage}, model {model}, processor {about.processor}"
     why = "Nothing is published: " if stage == Stage.all.value else "stage=all would publish nothing: "
     failed = (
-        tag("p", tag("b", why, class_="bad"), f"{clipped(about.failed, 3 * _MAX_TITLE_CHARS)}.")
+        tag("p", tag("b", why, class_="bad"), f"{clip_text(about.failed, 3 * _MAX_TITLE_CHARS)}.")
         if about.failed
         else None
     )
@@ -63,11 +63,11 @@ def run_page(
     return page(
         f"{title} · energon_pack",
         tag("h1", title),
-        tag("p", clipped(said, 3 * _MAX_TITLE_CHARS), class_="faint"),
-        failed or _verdict(found, about.folder is not None),
-        _length_advice(figures, found),
+        tag("p", clip_text(said, 3 * _MAX_TITLE_CHARS), class_="faint"),
+        failed or _verdict(remarks, about.folder is not None),
+        _length_advice(figures, remarks),
         section("In and out", *_sample_tables(figures)),
-        _remarks_list(found, about.settings),
+        _remarks_list(remarks, about.settings),
         contact_sheet,
         section("Token lengths", *_sample_lengths(figures)),
         section("Which length", *_length_trials(figures)),
@@ -132,19 +132,19 @@ def _with_values(knob: str, values: Mapping[str, Any]) -> str:
         value = nested_value(values, *match[0].split("."))
         if isinstance(value, dict) or value is None:
             return match[0]
-        return f"{match[0]} (now {clipped(str(value), _MAX_VALUE_CHARS)})"
+        return f"{match[0]} (now {clip_text(str(value), _MAX_VALUE_CHARS)})"
 
     return _SETTING_NAME.sub(told, knob)
 
 
 def _sample_tables(figures: Figures) -> Iterator[Html]:
-    """Yield tables of what became of the samples, by medium and by folder, and the lines of `lines_below_table`."""
+    """Yield tables of the samples' fate, by medium and by folder, and the lines of `lines_below_media_table`."""
     source, report = figures.source, figures.report
     if report:
-        yield media_rows(report).to_html()
+        yield tabulate_samples_by_medium(report).to_html()
         share = f"{report.num_supervised / max(1, report.tokens):.1%}"
-        lines = [f"{share} of the packed tokens are trained on", *lines_below_table(report)]
-        yield tag("ul", *(tag("li", clipped(line, 3 * _MAX_NAME_CHARS)) for line in lines))
+        lines = [f"{share} of the packed tokens are trained on", *lines_below_media_table(report)]
+        yield tag("ul", *(tag("li", clip_text(line, 3 * _MAX_NAME_CHARS)) for line in lines))
     else:
         rows = [
             (name, _count(of.samples), _count(of.measured), _count(of.tokens)) for name, of in source.by_medium.items()
@@ -156,7 +156,7 @@ def _sample_tables(figures: Figures) -> Iterator[Html]:
         yield table(
             header,
             [
-                (clipped(of.name, _MAX_NAME_CHARS), *map(_count, (of.samples, of.lost, of.left_out, of.tokens)))
+                (clip_text(of.name, _MAX_NAME_CHARS), *map(_count, (of.samples, of.lost, of.left_out, of.tokens)))
                 for of in folders[:_MAX_FOLDERS]
             ],
         )
@@ -220,7 +220,7 @@ def _packs(report: Report, shapes: tuple[int, int]) -> Iterator[Html]:
     padded = f"{_count(shapes[1])} with pad_to={PAD_WIDTH} and pad_segments={segments} in training"
     lines = (
         f"cost of attention of a pack, the sum of its members' squared lengths: {even}",
-        f"one forward pass over all packs: {shares} (sizes of the model: {clipped(flops['source'], 200)})",
+        f"one forward pass over all packs: {shares} (sizes of the model: {clip_text(flops['source'], 200)})",
         f"batches of one pack have {amount(shapes[0], 'shape')} in an epoch (width, number of members); {padded}",
     )
     yield tag("ul", *(tag("li", line) for line in lines))

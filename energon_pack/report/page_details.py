@@ -10,10 +10,10 @@ from energon_pack.errors import amount
 from energon_pack.plan.report import RunFacts
 from energon_pack.report.figures import Figures
 from energon_pack.report.pages.bars import short_number
-from energon_pack.report.pages.html import Html, clipped, details, section, table, tag
+from energon_pack.report.pages.html import Html, clip_text, details, section, table, tag
 from energon_pack.run.packages import version_of
 from energon_pack.samples.skip import Reason
-from energon_pack.templates.models import packaged_models, read_model_node
+from energon_pack.templates.models import packaged_models, read_model_config
 from energon_pack.version import VERSION
 
 _MAX_TEXT_CHARS, _MAX_CONFIG_CHARS, _MAX_PATH_CHARS = (
@@ -46,7 +46,7 @@ def skipped_section(figures: Figures, ledger: str | None) -> Html:
 
 def _examples(entries: Sequence[Mapping[str, Any]]) -> Html:
     rows = [
-        (tag("code", clipped(entry["sample_id"], _MAX_TEXT_CHARS)), clipped(entry["detail"] or "", _MAX_TEXT_CHARS))
+        (tag("code", clip_text(entry["sample_id"], _MAX_TEXT_CHARS)), clip_text(entry["detail"] or "", _MAX_TEXT_CHARS))
         for entry in entries
     ]
     return table(("sample", "what is wrong with it"), rows, 2)
@@ -86,7 +86,8 @@ def settings_section(settings: Mapping[str, Any], facts: RunFacts | None, proces
         parts.append(details("Load it", tag("pre", _snippet(processor, folder)), is_open=True))
     parts.append(
         details(
-            "Every setting", tag("pre", clipped(json.dumps(settings, indent=1, ensure_ascii=False), _MAX_CONFIG_CHARS))
+            "Every setting",
+            tag("pre", clip_text(json.dumps(settings, indent=1, ensure_ascii=False), _MAX_CONFIG_CHARS)),
         )
     )
     versions = {"energon_pack": VERSION, "Python": sys.version.split()[0]}
@@ -102,7 +103,7 @@ def _changed(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     defaults = plain(PackConfig(model=ModelConfig(name="", template="")))
     name = values["model"]["name"]
     if name in packaged_models():
-        defaults["model"] |= read_model_node(name)
+        defaults["model"] |= read_model_config(name)
     return _differences("", values, defaults)
 
 
@@ -117,12 +118,12 @@ def _differences(prefix: str, values: Mapping[str, Any], defaults: Mapping[str, 
 
 def _value(value: Any) -> Html:
     return tag(
-        "code", clipped(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), _MAX_TEXT_CHARS)
+        "code", clip_text(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), _MAX_TEXT_CHARS)
     )
 
 
 def _snippet(processor: str, folder: str) -> str:
-    processor = clipped(processor, _MAX_PATH_CHARS)
+    processor = clip_text(processor, _MAX_PATH_CHARS)
     return (
         "from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset\n\n"
         "from energon_pack import PackedTaskEncoder, train_arguments\n\n"

@@ -62,7 +62,7 @@ def few_large_media(figures: Figures) -> Iterator[Remark]:
 
 def overlong_samples(figures: Figures) -> Iterator[Remark]:
     """Yield a remark on samples that are longer than a pack; if the user chose to drop them, it is not an error."""
-    loss, tokens, (num, dropped) = figures.overlong_facts, figures.source.tokens, figures.overlong_counts
+    loss, tokens, (num, dropped) = figures.overlong_facts, figures.source.tokens, figures.overlong_samples_and_tokens
     if not (loss and num and dropped > MOST_DROPPED * tokens):
         return
     best = recommend_length(figures.length_trials.choices)
@@ -194,14 +194,14 @@ RULES: dict[str, Callable[[Figures], Iterator[Remark]]] = {
 CHECKED_RULES = ("bad data", *RULES, "verified samples")
 
 
-def remarks(figures: Figures, facts: RunFacts | None = None, max_skipped: float = 1.0) -> list[Remark]:
+def collect_remarks(figures: Figures, facts: RunFacts | None = None, max_skipped_share: float = 1.0) -> list[Remark]:
     """Return all remarks on a run; errors come first.
 
     Args:
         facts: of a finished run; None: it is not finished.
-        max_skipped: the share of samples (0 to 1) that may be lost to bad data.
+        max_skipped_share: the share of samples (0 to 1) that may be lost to bad data.
     """
     all_remarks = [remark for rule in RULES.values() for remark in rule(figures)]
-    all_remarks += [*data_rules.bad_data(figures, max_skipped), *(unverified_lengths(facts) if facts else ())]
+    all_remarks += [*data_rules.bad_data(figures, max_skipped_share), *(unverified_lengths(facts) if facts else ())]
     grades = list(Grade)
     return sorted(all_remarks, key=lambda remark: grades.index(remark.grade))

@@ -8,7 +8,7 @@ from typing import Any
 
 from energon_pack.plan.pack_lengths import TriedLength
 from energon_pack.report.advice import MOST_DROPPED, recommend_length
-from energon_pack.report.sweep_folder import jobs_of
+from energon_pack.report.sweep_folder import read_sweep_jobs
 
 #: written by Hydra's sweepers that optimise (Optuna's, Ax's, Nevergrad's)
 _OPTIMISED_FILE = "optimization_results.yaml"
@@ -44,7 +44,7 @@ class JobFigures:
         return self.packs > 0 and self.dropped_tokens_share <= self.max_dropped_tokens and self.refused is None
 
     @property
-    def cost_of_token(self) -> float:
+    def flops_per_token(self) -> float:
         """FLOPs of a token in packs; 0: unknown."""
         return (self.flops or 0.0) / max(self.tokens, 1)
 
@@ -69,26 +69,26 @@ class Sweep:
     is_optimised: bool = False  # the sweeper names the best job, by `report.objective`
 
     @property
-    def is_over_models(self) -> bool:
+    def has_several_models(self) -> bool:
         """Whether the jobs have different models, whose tokens and times can't be compared."""
         return not {"model", "model.name", "model.processor", "model.revision"}.isdisjoint(self.keys)
 
     @property
     def best(self) -> JobFigures | None:
         """Return the best job by the rule `BEST_RULE`; None: the rule does not decide, or no job may be it."""
-        rows = [row for row in self.rows if row.may_be_best and not (self.is_over_models or self.is_optimised)]
+        rows = [row for row in self.rows if row.may_be_best and not (self.has_several_models or self.is_optimised)]
         keeping = [row for row in rows if row.dropped_tokens_share <= MOST_DROPPED]
         if not keeping:
             return min(rows, key=lambda row: row.dropped_tokens_share, default=None)
-        least = min(row.cost_of_token for row in keeping)
-        return max((row for row in keeping if row.cost_of_token <= _NEARLY_LEAST * least), key=lambda row: row.fill)
+        least = min(row.flops_per_token for row in keeping)
+        return max((row for row in keeping if row.flops_per_token <= _NEARLY_LEAST * least), key=lambda row: row.fill)
 
     @property
     def why_no_best(self) -> str:
         """Return the words that say why no job is the best."""
         if self.is_optimised:
             return f"the sweeper chose by report.objective, and {_OPTIMISED_FILE} names its best"
-        if self.is_over_models:
+        if self.has_several_models:
             return "each model has tokens of its own, and the fewest are not the best"
         if not any(row.packs for row in self.rows):
             return "none packed anything"
@@ -110,7 +110,7 @@ BEST_RULE = (
 
 def read_sweep(folder: Path) -> Sweep:
     """Read the results that the jobs of a sweep left in its folder."""
-    jobs = jobs_of(folder)
+    jobs = read_sweep_jobs(folder)
     keys = sorted({key for job in jobs for key in job["settings"]})
     keys = [key for key in keys if len({job["settings"].get(key) for job in jobs}) > 1]
     failed, rows = [], []
@@ -122,7 +122,7 @@ def read_sweep(folder: Path) -> Sweep:
         elif job["error"] is not None:
             failed.append(FailedJob(job["number"], settings, job["error"], job.get("page")))
     sweep = Sweep(keys, rows, failed, (folder / _OPTIMISED_FILE).exists())
-    return sweep if sweep.is_over_models else replace(sweep, rows=_with_times(sweep))
+    return sweep if sweep.has_several_models else replace(sweep, rows=_with_times(sweep))
 
 
 def _is_whole(figures: Mapping[str, Any]) -> bool:
@@ -198,9 +198,9 @@ def _with_times(sweep: Sweep) -> list[JobFigures]:
     timed = [row for row in rows if row.flops and row.tokens]
     measures = [row for row in timed if row is best] or [row for row in timed if row.may_be_best] or timed
     flops = min((row.flops or 0.0 for row in measures), default=1.0)
-    of_token = min((row.cost_of_token for row in measures), default=1.0)
+    of_token = min((row.flops_per_token for row in measures), default=1.0)
     return [
-        replace(row, time=row.flops / flops, time_of_token=row.cost_of_token / of_token)
+        replace(row, time=row.flops / flops, time_of_token=row.flops_per_token / of_token)
         if row.flops and row.tokens
         else row
         for row in rows

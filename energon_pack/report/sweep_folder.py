@@ -16,7 +16,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from energon_pack.errors import PackError, SamplesLost
-from energon_pack.run.files import naming_full_disk, write_whole
+from energon_pack.run.files import reporting_full_disk, write_atomically
 
 _FOLDER_VARIABLE = "ENERGON_PACK_SWEEP"
 _JOBS_FOLDER = "sweep_jobs"  # a folder for results only, because a new sweep empties it
@@ -45,7 +45,7 @@ def sweep_folder() -> Path | None:
     return Path(folder) if folder else None
 
 
-def forget_sweep() -> None:
+def remove_sweep_from_environment() -> None:
     """Remove the sweep's folder from the environment, so that a command which a job calls is no job of the sweep."""
     os.environ.pop(_FOLDER_VARIABLE, None)
 
@@ -75,7 +75,7 @@ class SweepJobFile:
         mine = {"number": self._about["number"], "settings": settings}
         claim = self._path.with_name(f"{hashlib.sha256(target.encode()).hexdigest()[:16]}.claim")
         made = claim.with_suffix(f".{mine['number']}")
-        write_whole(made, json.dumps(mine).encode(), sync=False)
+        write_atomically(made, json.dumps(mine).encode(), sync=False)
         try:
             os.link(made, claim)  # if jobs start together, only one can make this link
         except FileExistsError:
@@ -93,9 +93,9 @@ class SweepJobFile:
         self._write()
         return int(first["number"])
 
-    def read_figures_of(self, number: int) -> Mapping[str, Any]:
+    def read_figures_of_job(self, job_number: int) -> Mapping[str, Any]:
         """Read the figures of another job, by its number; empty: it has not ended yet, or it failed."""
-        job: dict[str, Any] = json.loads(self._path.with_name(f"{number}.json").read_bytes())
+        job: dict[str, Any] = json.loads(self._path.with_name(f"{job_number}.json").read_bytes())
         return {} if job["error"] else job.get("figures") or {}
 
     def write_success(self, page: Path, figures: Mapping[str, Any], max_dropped_tokens: float) -> None:
@@ -113,12 +113,12 @@ class SweepJobFile:
 
     def _write(self) -> None:
         folder = self._path.parent
-        with naming_full_disk("hydra.sweep.dir", folder):
+        with reporting_full_disk("hydra.sweep.dir", folder):
             folder.mkdir(parents=True, exist_ok=True)
-            write_whole(self._path, json.dumps(self._about).encode(), sync=False)
+            write_atomically(self._path, json.dumps(self._about).encode(), sync=False)
 
 
-def jobs_of(folder: Path) -> list[dict[str, Any]]:
+def read_sweep_jobs(folder: Path) -> list[dict[str, Any]]:
     """Read the results of a sweep's jobs from its folder, ordered by job number.
 
     Each is the dict that `SweepJobFile` wrote. A job that repeats another one gets that job's results.

@@ -9,12 +9,12 @@ from urllib.parse import quote
 
 from energon_pack.errors import amount
 from energon_pack.report.advice import RULE
-from energon_pack.report.pages.bars import short_number, with_bar
+from energon_pack.report.pages.bars import make_bar_cell, short_number
 from energon_pack.report.pages.html import (
     Cell,
     Html,
     Rows,
-    clipped,
+    clip_text,
     details,
     join,
     page,
@@ -25,7 +25,7 @@ from energon_pack.report.pages.html import (
 )
 from energon_pack.report.sweep import BEST_RULE, Sweep, read_sweep
 from energon_pack.run.console import say
-from energon_pack.run.files import write_whole
+from energon_pack.run.files import write_atomically
 
 _MAX_VALUE_CHARS, _MAX_ERROR_CHARS = 80, 400  # characters
 _TIME_EXPLAINED = (
@@ -49,13 +49,13 @@ _COLUMNS: list[tuple[str, Callable[[Any], str], str]] = [
 ]
 
 
-def write_sweep(folder: Path) -> None:
+def write_sweep_page_and_json(folder: Path) -> None:
     """Write sweep.html and sweep.json to the folder of a sweep, and print its table; nothing if no job has ended."""
     sweep = read_sweep(folder)
     if not sweep.rows and not sweep.failed:
         return
-    write_whole(folder / "sweep.json", json.dumps(sweep.to_json(), indent=1).encode())
-    write_whole(folder / "sweep.html", sweep_html(sweep, folder).encode())
+    write_atomically(folder / "sweep.json", json.dumps(sweep.to_json(), indent=1).encode())
+    write_atomically(folder / "sweep.html", sweep_html(sweep, folder).encode())
     _print_table(sweep, folder)
     say(f"see it: {folder / 'sweep.html'}")
 
@@ -73,7 +73,7 @@ def sweep_html(sweep: Sweep, folder: Path) -> str:
         verdict = tag("p", tag("b", "Best: "), tag("b", named, class_="good"), does, class_="verdict")
     return page(
         "Sweep · energon_pack",
-        tag("h1", f"Sweep over {clipped(', '.join(names), 3 * _MAX_VALUE_CHARS) or 'nothing'}"),
+        tag("h1", f"Sweep over {clip_text(', '.join(names), 3 * _MAX_VALUE_CHARS) or 'nothing'}"),
         tag("p", ", ".join(said), class_="faint"),
         verdict,
         _jobs(sweep, folder),
@@ -86,7 +86,7 @@ def _jobs(sweep: Sweep, folder: Path) -> Html:
     sources = sorted({row.cost_source for row in sweep.rows if row.cost_source})
     by = None
     if any(row.time for row in sweep.rows):
-        how, by = "", f"{_TIME_EXPLAINED} Counted by: {clipped('; '.join(sources), _MAX_ERROR_CHARS)}."
+        how, by = "", f"{_TIME_EXPLAINED} Counted by: {clip_text('; '.join(sources), _MAX_ERROR_CHARS)}."
     elif not sources:
         how = f"stage=lengths: each row has the length that is recommended: {RULE}."
     else:
@@ -107,13 +107,13 @@ def _rows(sweep: Sweep, folder: Path) -> Rows:
         link, star = _link(str(row.number), row.page, folder), "★" * (row is best)
         cells: list[str | Cell] = [Cell(f"{row.number}{star}", join((link, star)))]
         cells += [_value(row.settings[key]) for key in sweep.keys]
-        cells += [_source_of_model_sizes(row.cost_source or "")] * sweep.is_over_models
+        cells += [_source_of_model_sizes(row.cost_source or "")] * sweep.has_several_models
         cells += [(row.refused or "").partition(",")[0]] * has_why
         for _, told, field in columns:
             value = getattr(row, field)  # None: the stage of a job does not compute it
-            cells.append("" if value is None else with_bar(told(value), value / most[field]))
+            cells.append("" if value is None else make_bar_cell(told(value), value / most[field]))
         rows.append(cells)
-    words = ["job", *_names(sweep.keys), *["sizes"] * sweep.is_over_models, *["refused"] * has_why]
+    words = ["job", *_names(sweep.keys), *["sizes"] * sweep.has_several_models, *["refused"] * has_why]
     strong = {number for number, row in enumerate(sweep.rows) if row is best}
     faint = {number for number, row in enumerate(sweep.rows) if row.refused}
     return Rows([*words, *(name for name, _, _ in columns)], rows, len(words), strong, faint)
@@ -121,13 +121,13 @@ def _rows(sweep: Sweep, folder: Path) -> Rows:
 
 def _value(text: str) -> str:
     """Return a setting's value as it is shown; of a path its last name."""
-    return clipped(text.strip("'\"").rstrip("/").rpartition("/")[2] if "/" in text else text, _MAX_VALUE_CHARS)
+    return clip_text(text.strip("'\"").rstrip("/").rpartition("/")[2] if "/" in text else text, _MAX_VALUE_CHARS)
 
 
 def _source_of_model_sizes(source: str) -> str:
     """Say where the sizes of a model come from: its config.json, or what is assumed."""
     _, is_assumed, sizes = source.partition(": ")
-    return f"assumed: {sizes.partition(' and ')[0]}" if is_assumed else clipped(source, _MAX_VALUE_CHARS)
+    return f"assumed: {sizes.partition(' and ')[0]}" if is_assumed else clip_text(source, _MAX_VALUE_CHARS)
 
 
 def _names(keys: Sequence[str]) -> list[str]:
@@ -139,7 +139,7 @@ def _names(keys: Sequence[str]) -> list[str]:
 def _columns(sweep: Sweep) -> list[tuple[str, Callable[[Any], str], str]]:
     """Return the columns in which some job has a value; the pack length only where it is no setting of the sweep."""
     columns = [column for column in _COLUMNS if any(getattr(row, column[2]) is not None for row in sweep.rows)]
-    if sweep.is_over_models:  # their costs are not of the data
+    if sweep.has_several_models:  # their costs are not of the data
         columns = [column for column in columns if column[2] not in ("attention_cost", "num_bytes")]
     if "packing.max_token_len" not in sweep.keys:
         columns.insert(2, ("max_token_len", "{:,}".format, "max_token_len"))
@@ -149,7 +149,7 @@ def _columns(sweep: Sweep) -> list[tuple[str, Callable[[Any], str], str]]:
 def _failures(sweep: Sweep, folder: Path) -> Html:
     rows = [
         [_link(str(job.number), job.page, folder), *(_value(job.settings[key]) for key in sweep.keys),
-         clipped(job.error, _MAX_ERROR_CHARS)]
+         clip_text(job.error, _MAX_ERROR_CHARS)]
         for job in sweep.failed
     ]  # fmt: skip
     return section("Failed", table(["job", *_names(sweep.keys), "why"], rows, 2 + len(sweep.keys)))

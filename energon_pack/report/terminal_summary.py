@@ -8,7 +8,7 @@ from energon_pack.errors import amount
 from energon_pack.plan.epoch_draws import MANY_EPOCHS
 from energon_pack.plan.pack_lengths import LengthFigures, TriedLength
 from energon_pack.plan.report import LOST_BITS, STEP_COSTS, Report
-from energon_pack.report.pages.bars import with_bar
+from energon_pack.report.pages.bars import make_bar_cell
 from energon_pack.report.pages.html import Cell, Rows, named_keys, print_table
 from energon_pack.run.console import say
 from energon_pack.run.progress import Progress
@@ -18,17 +18,17 @@ from energon_pack.samples.skip import Reason
 _TOTAL_FIELDS = "samples_in", "samples_packed", "samples_skipped", "packs", "packs_lower_bound", "tokens"
 
 
-def print_plan(report: Report) -> None:
+def print_plan_summary(report: Report) -> None:
     """Print samples, packs and fill by media, what was skipped, and how long samples are."""
-    notes = note_lines(report.notes, report.image_modes, report.unknown_keys)
-    print_table(media_rows(report))
-    for line in (*lines_below_table(report), *_skipped_lines(report), *notes):
+    notes = describe_suspicious_data(report.notes, report.image_modes, report.unknown_keys)
+    print_table(tabulate_samples_by_medium(report))
+    for line in (*lines_below_media_table(report), *_skipped_lines(report), *notes):
         say(line)
     if report.token_len:
         say(f"tokens of a sample: {_spread(report.token_len)}")
 
 
-def lines_below_table(report: Report) -> Iterator[str]:
+def lines_below_media_table(report: Report) -> Iterator[str]:
     """Yield the lines below the table of samples by medium: splits, a mixture, parts of samples, steps."""
     yield from _split_lines(report)
     yield from _sharing_and_mixture_lines(report)
@@ -36,7 +36,7 @@ def lines_below_table(report: Report) -> Iterator[str]:
     yield from _step_lines(report)
 
 
-def media_rows(report: Report) -> Rows:
+def tabulate_samples_by_medium(report: Report) -> Rows:
     """Return a table of what became of the samples of each medium, with a row for the total."""
     header = ("", "samples in", "packed", "skipped", "packs", "at least", "fill", "tokens")
     rows = [
@@ -68,7 +68,7 @@ def _split_lines(report: Report) -> Iterator[str]:
 def _sharing_and_mixture_lines(report: Report) -> Iterator[str]:
     """Yield what was shared, the shares of a mixture, and how many samples were left out or drawn again."""
     if report.shared is not None:
-        yield shared_line(report.shared, report.tokens)
+        yield describe_shared_tokens(report.shared, report.tokens)
     for entry in report.mixture or ():
         asked = "" if entry["asked"] is None else f" (asked: {entry['asked']:.2%})"
         many = f": more than {MANY_EPOCHS:g} times" if entry["epochs"] > MANY_EPOCHS else ""
@@ -90,14 +90,14 @@ def removed_pictures_lines(removed: Mapping[str, int] | None) -> Iterator[str]:
         yield f"removed: {amount(removed['pictures'], 'picture')} that {are} missing, of {documents}"
 
 
-def shared_line(shared: Mapping[str, int], tokens: int) -> str:
-    """Describe in one line what `packing.share` saves; `shared` is `Report.shared`, `tokens` those in packs."""
-    if not shared["trees"]:
+def describe_shared_tokens(sharing: Mapping[str, int], num_tokens: int) -> str:
+    """Describe in one line what `packing.share` saves; `sharing` is `Report.shared`, `num_tokens` those in packs."""
+    if not sharing["trees"]:
         return "shared: nothing, no two samples of a group begin alike for packing.share_min_tokens tokens"
-    media = [amount(shared[m.plural], m.kind) for m in (IMAGE, VIDEO) if shared[m.plural]]
-    saved = " and ".join([amount(shared["tokens"], "token"), *media])
-    less = f"{(tokens + shared['tokens']) / max(1, tokens):.2f} times fewer tokens"
-    samples, trees = amount(shared["samples"], "sample"), amount(shared["trees"], "tree")
+    media = [amount(sharing[m.plural], m.kind) for m in (IMAGE, VIDEO) if sharing[m.plural]]
+    saved = " and ".join([amount(sharing["tokens"], "token"), *media])
+    less = f"{(num_tokens + sharing['tokens']) / max(1, num_tokens):.2f} times fewer tokens"
+    samples, trees = amount(sharing["samples"], "sample"), amount(sharing["trees"], "tree")
     return f"shared: {samples} in {trees}, {saved} less to compute: {less} in packs"
 
 
@@ -111,7 +111,7 @@ def _skipped_lines(report: Report) -> Iterator[str]:
 def cut_and_pair_lines(report: Report) -> Iterator[str]:
     """Yield a line for expanded samples, for pairs, or for cut samples, and one for the tokens that were cut off."""
     if report.expanded:
-        yield expanded_line(report.expanded, report.shared is not None)
+        yield describe_expanded_samples(report.expanded, report.shared is not None)
     elif report.pairs is not None:
         yield f"{amount(report.pairs, 'preference pair')}, each with both sides in one pack"
     elif report.samples_cut:
@@ -122,12 +122,12 @@ def cut_and_pair_lines(report: Report) -> Iterator[str]:
         yield f"cut off: {of_all}, of {amount(number, 'sample')}"
 
 
-def expanded_line(expanded: Mapping[str, Any], is_shared: bool = False) -> str:
-    """Describe in one line what `labels.expand` made, and its cost; `expanded` is `Report.expanded`."""
-    times = expanded["tokens"] / max(1, expanded["whole_tokens"])
-    became = f"{amount(expanded['conversations'], 'conversation')} became {amount(expanded['samples'], 'sample')}"
+def describe_expanded_samples(expansion: Mapping[str, Any], is_shared: bool = False) -> str:
+    """Describe in one line what `labels.expand` made, and its cost; `expansion` is `Report.expanded`."""
+    times = expansion["tokens"] / max(1, expansion["whole_tokens"])
+    became = f"{amount(expansion['conversations'], 'conversation')} became {amount(expansion['samples'], 'sample')}"
     shared = "" if is_shared else " (packing.share=prefix computes what they share once)"
-    return f"labels.expand={expanded['how']}: {became}, {times:.2f} times the tokens{shared}"
+    return f"labels.expand={expansion['how']}: {became}, {times:.2f} times the tokens{shared}"
 
 
 #: the setting that helps, where a note is a loss
@@ -137,7 +137,7 @@ _CURES = {
 }
 
 
-def note_lines(
+def describe_suspicious_data(
     notes: Mapping[str, int], image_modes: Mapping[str, Mapping[str, Any]], unknown_keys: Mapping[str, Any]
 ) -> Iterator[str]:
     """Yield a line for each thing that the authors of samples may not have meant; arguments as in `Report`."""
@@ -174,18 +174,18 @@ def _step_lines(report: Report) -> Iterator[str]:
     yield f"steps: trained tokens of a step are off the mean by up to {off}"
 
 
-def print_choices(choices: LengthFigures, advice: Sequence[str] = ()) -> None:
+def print_tried_lengths(figures: LengthFigures, advice: Sequence[str] = ()) -> None:
     """Print how long samples are, what each pack length would drop and fill, and which to take."""
-    counts = f"{amount(choices.samples_measured, 'sample')}, {amount(choices.tokens, 'token')}"
+    counts = f"{amount(figures.samples_measured, 'sample')}, {amount(figures.tokens, 'token')}"
     say(
-        f"{counts}; of a sample: {_spread(choices.token_len)}" if choices.samples_measured else "no sample has a length"
+        f"{counts}; of a sample: {_spread(figures.token_len)}" if figures.samples_measured else "no sample has a length"
     )
-    for reason, number in choices.skipped_by_reason.items():
+    for reason, number in figures.skipped_by_reason.items():
         say(f"skipped: {number:,} {reason}")
-    if not choices.samples_measured:
+    if not figures.samples_measured:
         return
-    print_table(length_rows(choices.lens))
-    if beyond := [row.max_token_len for row in choices.lens if row.is_beyond_model]:
+    print_table(length_rows(figures.lens))
+    if beyond := [row.max_token_len for row in figures.lens if row.is_beyond_model]:
         say(f"the model has no positions for samples of {min(beyond):,} tokens: config.json, max_position_embeddings")
     for line in advice:
         say(line)
@@ -204,9 +204,9 @@ def length_rows(choices: Sequence[TriedLength], marks: Mapping[int, str] | None 
             *([marks.get(row.max_token_len, "")] if marks else []),
             f"{row.dropped:,}",
             f"{row.dropped_share:.2%}",
-            with_bar(f"{row.dropped_tokens_share:.2%}", row.dropped_tokens_share),
+            make_bar_cell(f"{row.dropped_tokens_share:.2%}", row.dropped_tokens_share),
             f"{row.packs:,}",
-            with_bar(f"{row.fill:.2%}", row.fill),
+            make_bar_cell(f"{row.fill:.2%}", row.fill),
         )
         for row in choices
     ]
@@ -215,7 +215,7 @@ def length_rows(choices: Sequence[TriedLength], marks: Mapping[int, str] | None 
     return Rows(header, rows, num_words=2 * bool(marks), strong=strong)
 
 
-def print_stages(progress: Progress) -> None:
+def print_stage_times_and_memory(progress: Progress) -> None:
     """Print seconds and peak memory of each stage; on a terminal, which has shown the stages, only the totals."""
     peaks = progress.peak_rss_bytes
     if progress.is_live and sys.stdout.isatty():

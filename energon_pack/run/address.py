@@ -51,13 +51,13 @@ def bucket_of(address: str) -> str:
     return f"{matched[1].lower()}://{matched[2]}" if matched else ""
 
 
-def joined(folder: str, name: str) -> str:
+def join_address(folder_address: str, relative_name: str) -> str:
     """Join an address and a relative name as paths are joined (`..` goes up); an address as the name is returned."""
-    if is_address(name):
-        return name
-    scheme, _, path = tidy_address(folder).partition("://")
+    if is_address(relative_name):
+        return relative_name
+    scheme, _, path = tidy_address(folder_address).partition("://")
     bucket, _, key = path.partition("/")
-    return f"{scheme}://{bucket}/{posixpath.normpath(f'/{key}/{name}').lstrip('/')}"
+    return f"{scheme}://{bucket}/{posixpath.normpath(f'/{key}/{relative_name}').lstrip('/')}"
 
 
 def lies_in(address: str, folder: str) -> bool:
@@ -66,7 +66,7 @@ def lies_in(address: str, folder: str) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def place_of(address: str) -> ObjectPlace:
+def find_profile_and_key(address: str) -> ObjectPlace:
     """Return profile and key as multi-storage-client resolves them, `path_mapping` of its configuration included."""
     matched = _ADDRESS.fullmatch(address)
     if matched is None:
@@ -83,5 +83,5 @@ def place_of(address: str) -> ObjectPlace:
 
 def energon_address(address: str) -> str:
     """Return the `msc://` address of the same object: Energon knows no other scheme."""
-    place = place_of(address)
+    place = find_profile_and_key(address)
     return tidy_address(f"msc://{place.profile}/{place.key}")

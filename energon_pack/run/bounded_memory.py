@@ -76,11 +76,11 @@ def _size_one(value: object) -> int:
 BLOCK_NUMBERS = 1 << 20  # numbers of a block; results computed in blocks do not depend on it
 
 
-def blocks(num: int, each: float = 1.0) -> Iterator[slice]:
-    """Yield slices that divide `num` items of `each` numbers into blocks of about `BLOCK_NUMBERS` numbers."""
-    size = max(1, int(BLOCK_NUMBERS / max(1.0, each)))
-    for start in range(0, num, size):
-        yield slice(start, min(start + size, num))
+def split_into_blocks(num_items: int, numbers_per_item: float = 1.0) -> Iterator[slice]:
+    """Yield slices of `num_items` items, of `numbers_per_item` each, as blocks of about `BLOCK_NUMBERS` numbers."""
+    size = max(1, int(BLOCK_NUMBERS / max(1.0, numbers_per_item)))
+    for start in range(0, num_items, size):
+        yield slice(start, min(start + size, num_items))
 
 
 class Scratch:
@@ -89,9 +89,9 @@ class Scratch:
     def __init__(self, folder: Path | None = None):
         self._folder = folder
 
-    def column(self, dtype: npt.DTypeLike) -> "Column":
-        """Return a new `Column`, to fill block by block."""
-        return Column(dtype, self._folder)
+    def column(self, dtype: npt.DTypeLike) -> "GrowingArray":
+        """Return a new `GrowingArray`, to fill block by block."""
+        return GrowingArray(dtype, self._folder)
 
     def zeros(self, num: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Return a writable array of `num` zeros."""
@@ -102,7 +102,7 @@ class Scratch:
             return np.memmap(file, dtype, shape=(num,)).view(np.ndarray)
 
 
-class Column:
+class GrowingArray:
     """An array of unknown length, filled block by block."""
 
     def __init__(self, dtype: npt.DTypeLike, folder: Path | None):

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.run.address import is_address
-from energon_pack.run.console import EscapingFormatter, print_error
+from energon_pack.run.console import ControlEscapingFormatter, print_error
 from energon_pack.run.packages import collect_garbage_rarely
 from energon_pack.run.stores.requests import reraising_store_errors
 from energon_pack.run.untrusted_input import enable_memory_bounds
@@ -46,28 +46,28 @@ TOOLS: dict[str, str] = {
 _WIDEST_HELP = 110
 
 
-def tool_parser(
+def make_tool_parser(
     name: str,
-    takes: str,
+    usage: str,
     description: str,
     examples: Sequence[str] = (),
-    codes: Mapping[int, str] | None = None,
+    exit_codes: Mapping[int, str] | None = None,
 ) -> argparse.ArgumentParser:
     """Return the argument parser of a tool, whose `--help` ends with examples and exit codes.
 
     Args:
-        takes: the arguments in the line of usage, as `DIR OUT`.
-        codes: exit codes that the tool has of its own, with their meanings.
+        usage: the arguments in the line of usage, as `DIR OUT`.
+        exit_codes: exit codes that the tool has of its own, with their meanings.
     """
     program = _command_of(name)
     lines = ["examples:", *(f"  {program} {example}" for example in examples), ""] if examples else []
     all_codes = {code: meaning for code, meaning in EXIT_CODES.items() if code != SamplesLost.exit_code} | dict(
-        codes or {}
+        exit_codes or {}
     )
-    lines += ["exit codes:", *exit_code_lines(dict(sorted(all_codes.items())))]
+    lines += ["exit codes:", *exit_code_help_lines(dict(sorted(all_codes.items())))]
     tool = argparse.ArgumentParser(
         program,
-        usage=f"{program} {takes} [options]",
+        usage=f"{program} {usage} [options]",
         description=description,
         epilog="\n".join(lines),
         formatter_class=_HelpPage,
@@ -83,12 +83,12 @@ class _HelpPage(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=28, width=min(_WIDEST_HELP, shutil.get_terminal_size().columns - 2))
 
 
-def exit_code_lines(codes: Mapping[int, str]) -> list[str]:
+def exit_code_help_lines(exit_codes: Mapping[int, str]) -> list[str]:
     """Return a line of help for each exit code."""
-    return [f"  {code:<4} {meaning.replace('`', '')}" for code, meaning in codes.items()]
+    return [f"  {code:<4} {meaning.replace('`', '')}" for code, meaning in exit_codes.items()]
 
 
-def tool_lines() -> list[str]:
+def tool_help_lines() -> list[str]:
     """Return a line of help for each tool: its command, and its purpose."""
     return [f"  {_command_of(name):<35} {purpose}" for name, purpose in TOOLS.items()]
 
@@ -108,14 +108,14 @@ def positive_int(text: str) -> int:
 _NO_STORE_REASON = " is on an object store, and this takes a folder of this machine: copy it, or mount the bucket"
 
 
-def local_path(text: str, why: str = _NO_STORE_REASON) -> Path:
+def require_local_path(text: str, reason: str = _NO_STORE_REASON) -> Path:
     """Return a path on which a tool works; raises PackError for an address of an object store, with this reason."""
     if is_address(text):
-        raise PackError(f"{text}{why}")
+        raise PackError(f"{text}{reason}")
     return Path(text)
 
 
-def prepare_process() -> None:
+def prepare_tool_process() -> None:
     """Bound the process's memory, collect garbage rarely, replace what a locale can't print, let SIGTERM interrupt."""
     collect_garbage_rarely()
     enable_memory_bounds()
@@ -123,7 +123,7 @@ def prepare_process() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     if logging.lastResort is not None:
-        logging.lastResort.setFormatter(EscapingFormatter())
+        logging.lastResort.setFormatter(ControlEscapingFormatter())
     signal.signal(signal.SIGTERM, lambda *_: _interrupt())
 
 
@@ -146,7 +146,7 @@ def end_process(code: int) -> NoReturn:
 
 def run_tool(name: str, work: Callable[[], int]) -> NoReturn:
     """Run a tool, then exit: with the code of `work`, a PackError's `exit_code`, 1 for OSError, 130 if interrupted."""
-    prepare_process()
+    prepare_tool_process()
     try:
         try:
             with reraising_store_errors():

@@ -12,7 +12,7 @@ from contextlib import contextmanager, redirect_stdout
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from energon_pack.errors import printable
+from energon_pack.errors import escape_unprintable
 
 
 class EscapingConsole(Console):
@@ -20,28 +20,28 @@ class EscapingConsole(Console):
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for text, style, control in super().render(renderable, options):
-            yield Segment(text if control else printable(text, but="\n"), style, control)
+            yield Segment(text if control else escape_unprintable(text, allowed="\n"), style, control)
 
 
-class EscapingFormatter(logging.Formatter):
+class ControlEscapingFormatter(logging.Formatter):
     """Formats log records, with control characters escaped."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record), but="\n")
+        return escape_unprintable(super().format(record), allowed="\n")
 
 
 def say(text: str) -> None:
     """Print a text to standard output as one line, however long, with control characters escaped."""
-    console().print(printable(text), soft_wrap=True)
+    console().print(escape_unprintable(text), soft_wrap=True)
 
 
 def print_error(program: str, text: str) -> None:
     """Print an error of a program to standard error as one line, with control characters escaped."""
-    print(f"{program}: {printable(' '.join(text.splitlines()))}", file=sys.stderr)
+    print(f"{program}: {escape_unprintable(' '.join(text.splitlines()))}", file=sys.stderr)
 
 
 @contextmanager
-def printed_together(title: str) -> Iterator[None]:
+def hold_output_under_title(title: str) -> Iterator[None]:
     """Hold back what the block prints, then print all of it below a title: outputs of several processes do not mix."""
     out = io.StringIO()
     try:

@@ -21,9 +21,9 @@ _log = logging.getLogger(__name__)
 
 #: Energon's folder of metadata in a dataset.
 META_FOLDER = ".nv-meta"
-#: of a file that `write_whole` has not renamed yet; a kill leaves it
+#: of a file that `write_atomically` has not renamed yet; a kill leaves it
 TEMPORARY_SUFFIX = ".tmp"
-#: a file in each folder of `made_whole`: the names of its files, and the hash of each
+#: a file in each folder of `make_folder_atomically`: the names of its files, and the hash of each
 _HASHES_FILE = "sums.json"
 _PRIVATE_FOLDER_MODE = 0o700  # no other user can read
 #: folders of a kind that are kept: a template with a large tokenizer takes 10 to 30 MB
@@ -33,7 +33,7 @@ _DISK_FULL_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 Value = TypeVar("Value")
 
 
-def write_whole(path: Path, data: bytes, sync: bool = True) -> None:
+def write_atomically(path: Path, data: bytes, sync: bool = True) -> None:
     """Write a file through a temporary one, synced and renamed; a kill or power cut leaves the old or the new file."""
     temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
     try:
@@ -48,14 +48,14 @@ def write_whole(path: Path, data: bytes, sync: bool = True) -> None:
 
 
 @contextmanager
-def made_whole(folder: Path) -> Iterator[Path]:
+def make_folder_atomically(folder: Path) -> Iterator[Path]:
     """Give a new folder to write into, which becomes `folder` at the end, unless another process made it meanwhile."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         new_folder = Path(temporary) / "made"
         new_folder.mkdir()
         yield new_folder
-        write_whole(new_folder / _HASHES_FILE, json.dumps(_hashes_of(new_folder)).encode())
+        write_atomically(new_folder / _HASHES_FILE, json.dumps(_hashes_of(new_folder)).encode())
         if folder.exists() and not is_intact(folder):  # if it is whole, another run made it first and may be using it
             os.rename(folder, Path(temporary) / "damaged")
         try:
@@ -66,7 +66,7 @@ def made_whole(folder: Path) -> Iterator[Path]:
 
 
 def is_intact(folder: Path) -> bool:
-    """Say whether `made_whole` made this folder, and each file still has the same bytes."""
+    """Say whether `make_folder_atomically` made this folder, and each file still has the same bytes."""
     try:
         written = json.loads((folder / _HASHES_FILE).read_bytes())
     except (OSError, ValueError):
@@ -107,8 +107,8 @@ def sync_file_system(path: Path) -> None:
         os.close(fd)
 
 
-def read_kept(kind: str, key: str, parse: Callable[[Any], Value]) -> Value | None:
-    """Read a value that `write_kept` wrote; None if there is none, or it can't be read.
+def read_cached_value(kind: str, key: str, parse: Callable[[Any], Value]) -> Value | None:
+    """Read a value that `write_cached_value` wrote; None if there is none, or it can't be read.
 
     Args:
         kind: the cache's folder of such values.
@@ -124,12 +124,12 @@ def read_kept(kind: str, key: str, parse: Callable[[Any], Value]) -> Value | Non
         return None
 
 
-def write_kept(kind: str, key: str, value: Any) -> None:
-    """Write a value as JSON for `read_kept` of later processes; if that fails, a warning is logged."""
+def write_cached_value(kind: str, key: str, value: Any) -> None:
+    """Write a value as JSON for `read_cached_value` of later processes; if that fails, a warning is logged."""
     path = _kept_file(kind, key)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(value, indent=1).encode(), sync=False)
+        write_atomically(path, json.dumps(value, indent=1).encode(), sync=False)
     except OSError as error:
         _log.warning("%s is not kept for the next start: %s", path, error)
 
@@ -143,12 +143,12 @@ def _kept_file(kind: str, key: str) -> Path:
     return user_cache_folder(kind, f"{key}.json")
 
 
-def restore_kept_folder(kind: str, folder: Path) -> bool:
-    """Make a folder like the one of its name that `keep_folder` kept; say whether there is one."""
+def restore_folder_from_cache(kind: str, folder: Path) -> bool:
+    """Make a folder like the one of its name that `copy_folder_to_cache` kept; say whether there is one."""
     kept = user_cache_folder(kind, folder.name)
     try:
         if not is_intact(folder):
-            with made_whole(folder) as made:
+            with make_folder_atomically(folder) as made:
                 shutil.copytree(kept, made, dirs_exist_ok=True)
                 if not is_intact(made):
                     raise OSError(f"{kept} is damaged")
@@ -161,15 +161,15 @@ def restore_kept_folder(kind: str, folder: Path) -> bool:
     return True
 
 
-def keep_folder(kind: str, folder: Path) -> None:
-    """Keep a copy of a folder of `made_whole`, in place of the one that was not restored for longest.
+def copy_folder_to_cache(kind: str, folder: Path) -> None:
+    """Keep a copy of a folder of `make_folder_atomically`, in place of the one that was not restored for longest.
 
     If that fails, a warning is logged.
     """
     kept = user_cache_folder(kind, folder.name)
     try:
         if not is_intact(kept):
-            with made_whole(kept) as made:
+            with make_folder_atomically(kept) as made:
                 shutil.copytree(folder, made, dirs_exist_ok=True)
         others = sorted(kept.parent.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
     except (OSError, shutil.Error) as error:
@@ -180,7 +180,7 @@ def keep_folder(kind: str, folder: Path) -> None:
 
 
 @contextmanager
-def naming_full_disk(knob: str, folder: Path) -> Iterator[None]:
+def reporting_full_disk(setting: str, folder: Path) -> Iterator[None]:
     """Turn a full disk's error in the block, which names no file, into a PackError with the folder and its setting."""
     try:
         yield
@@ -188,8 +188,8 @@ def naming_full_disk(knob: str, folder: Path) -> Iterator[None]:
         if error.errno not in _DISK_FULL_ERRORS:
             raise
         raise PackError(
-            f"{folder}: {os.strerror(error.errno)}; make room, or choose another {knob}: the same command goes on from"
-            " what is there"
+            f"{folder}: {os.strerror(error.errno)}; make room, or choose another {setting}: the same command goes on"
+            " from what is there"
         ) from None
 
 

@@ -21,7 +21,7 @@ def load_named(setting: str, name: str) -> Any:
         raise PackError(f"{setting}={name}: {one_line(error)}") from None
 
 
-def load_entry_point(group: str, setting: str, name: str) -> Any:
+def load_entry_point(group: str, setting_name: str, name: str) -> Any:
     """Load what an installed package registers under a name in the group `energon_pack.…`; None: no package does."""
     from importlib.metadata import entry_points  # imported only for names that are not ours: it looks at every package
 
@@ -31,4 +31,4 @@ def load_entry_point(group: str, setting: str, name: str) -> Any:
     try:
         return point.load()
     except Exception as error:  # importing foreign code may fail in any way
-        raise PackError(f"{setting}={name} ({point.value}): {one_line(error)}") from None
+        raise PackError(f"{setting_name}={name} ({point.value}): {one_line(error)}") from None

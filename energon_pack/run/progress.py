@@ -31,7 +31,7 @@ _PACE_WINDOW_SECONDS = 3600.0  # the last hour's rate gives the time left
 _MIN_SECONDS_SHOWN_AS_DAYS = 2 * 86_400.0  # seconds: a longer time left is given in days
 
 
-class Advance(Protocol):
+class AdvanceFunction(Protocol):
     """The function by which a stage reports units of its work as done."""
 
     def __call__(self, count: int, cost: float | None = None, is_new: bool = True) -> None:
@@ -58,7 +58,7 @@ def _no_begun_cost() -> float:
 
 
 @dataclass
-class Work:
+class StageWork:
     """A stage's work in units, and how much of it is done."""
 
     name: str
@@ -105,7 +105,7 @@ class Progress:
         )
         self._stage: str | None = None
         self._start = 0.0
-        self._work: Work | None = None
+        self._work: StageWork | None = None
         self._next_line = 0.0
         #: counts by stage
         self.counts: dict[str, StageCounts] = {}
@@ -148,7 +148,7 @@ class Progress:
             self.seconds[stage] = round(self.seconds.get(stage, 0.0) + time.perf_counter() - start, 3)
             if self.is_live and self._stages:
                 sign = ("✓ ", "green") if is_done else ("✗ ", "red")
-                line = finished_line(stage, self.seconds[stage], self.counts.get(stage, StageCounts()))
+                line = finished_stage_text(stage, self.seconds[stage], self.counts.get(stage, StageCounts()))
                 self._console.print(Text.assemble(sign, line))
             watcher.join()
 
@@ -159,13 +159,13 @@ class Progress:
         total: int,
         unit: str,
         cost: float | None = None,
-        begun: Callable[[], float] | None = None,
-    ) -> Iterator[Advance]:
+        begun_cost: Callable[[], float] | None = None,
+    ) -> Iterator[AdvanceFunction]:
         """Show a bar for work of `total` units; yield the function that reports units as done.
 
         Args:
             cost: cost of all units, in a stage whose units differ in cost; None: 1 for each.
-            begun: returns the cost of units that are begun, and not reported yet.
+            begun_cost: returns the cost of units that are begun, and not reported yet.
         """
         if total == 0:
             yield _ignore_units
@@ -173,7 +173,7 @@ class Progress:
         start = time.monotonic()
         self._next_line = start + _MIN_SECONDS_BEFORE_LINES
         with self._shown(name), self._task(total if cost is None else cost) as task:
-            work = self._work = Work(name, total, unit, task, begun or _no_begun_cost)
+            work = self._work = StageWork(name, total, unit, task, begun_cost or _no_begun_cost)
 
             def advance(count: int, cost: float | None = None, is_new: bool = True) -> None:
                 self._advance(work, count, count if cost is None else cost, is_new, start)
@@ -183,7 +183,7 @@ class Progress:
             finally:
                 self._work = None
 
-    def _advance(self, work: Work, count: int, cost: float, is_new: bool, start: float) -> None:
+    def _advance(self, work: StageWork, count: int, cost: float, is_new: bool, start: float) -> None:
         now = time.monotonic()
         work.done += count
         if is_new:
@@ -201,12 +201,12 @@ class Progress:
         """Return a line of text about the running stage; "" if none is running."""
         return self._stage or "" if self._work is None else self._log_line(self._work, time.monotonic())
 
-    def _log_line(self, work: Work, now: float) -> str:
+    def _log_line(self, work: StageWork, now: float) -> str:
         seconds = work.task.time_remaining
         words = [*self._counts(work, now), *([] if seconds is None else [_time_left_text(seconds)])]
         return f"{work.name}: {', '.join(words)}"
 
-    def _counts(self, work: Work, now: float) -> list[str]:
+    def _counts(self, work: StageWork, now: float) -> list[str]:
         done = self.counts.get(self._stage or "", StageCounts())
         return [work.counts(), *_rates(done, now - self._start), *_cached(done), *_skipped(done)]
 
@@ -270,11 +270,18 @@ class Progress:
                 return
 
 
-def finished_line(name: str, seconds: float, done: StageCounts) -> str:
+def finished_stage_text(name: str, seconds: float, counts: StageCounts) -> str:
     """Return a line of text about a finished stage."""
-    samples = [amount(done.samples, "sample")] if done.samples else []
+    samples = [amount(counts.samples, "sample")] if counts.samples else []
     took = f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=int(seconds)))
-    words = [f"{name:<{_NAME_WIDTH}}", f"{took:>8}", *samples, *_rates(done, seconds), *_cached(done), *_skipped(done)]
+    words = [
+        f"{name:<{_NAME_WIDTH}}",
+        f"{took:>8}",
+        *samples,
+        *_rates(counts, seconds),
+        *_cached(counts),
+        *_skipped(counts),
+    ]
     return "  ".join(words).rstrip()
 
 

@@ -42,8 +42,8 @@ class BoundExceeded(Exception):
 
 
 @contextmanager
-def bounded(num_bytes: int, seconds: float | None = None) -> Iterator[None]:
-    """Limit the block to `num_bytes` of memory above what the process uses now, and to `seconds` of CPU time of its
+def bounded_memory_and_time(max_bytes: int, max_seconds: float | None = None) -> Iterator[None]:
+    """Limit the block to `max_bytes` of memory above what the process uses now, and to `max_seconds` of CPU time of its
     thread.
 
     Blocks may be nested. Memory is limited only on Linux after `enable_memory_bounds`, time only in the main thread.
@@ -51,7 +51,7 @@ def bounded(num_bytes: int, seconds: float | None = None) -> Iterator[None]:
     Raises:
         BoundExceeded: the block exceeded a limit.
     """
-    with _bounded_seconds(seconds), _bounded_memory(num_bytes):
+    with _bounded_seconds(max_seconds), _bounded_memory(max_bytes):
         yield
 
 
@@ -112,7 +112,7 @@ Node = TypeVar("Node")
 _MAX_YAML_VALUES = 10_000_000  # of a YAML file, where each alias counts as what it stands for
 
 
-class NotPlain(ValueError):
+class UnparsableDataError(ValueError):
     """A text is no JSON or YAML, or is nested or repeated without bound."""
 
 
@@ -121,26 +121,26 @@ def parse_json(data: str | bytes) -> Any:
     try:
         return json.loads(data)
     except RecursionError:
-        raise NotPlain("nested too deeply") from None
+        raise UnparsableDataError("nested too deeply") from None
 
 
-def parse_yaml(data: str | bytes, tags: type[yaml.SafeLoader] = yaml.SafeLoader) -> Any:
+def parse_yaml(data: str | bytes, loader_type: type[yaml.SafeLoader] = yaml.SafeLoader) -> Any:
     """Parse the first document of a YAML file; return None if there is none.
 
     Raises:
         NotPlain: it is no YAML, or aliases of lists of aliases would stand for more than `_MAX_YAML_VALUES` values.
     """
     try:
-        loader = tags(data)
+        loader = loader_type(data)
         node = loader.get_single_node()
         if node is None:
             return None
         _count_values(node, {})
         return loader.construct_document(node)
     except RecursionError:
-        raise NotPlain("nested too deeply, or within itself") from None
+        raise UnparsableDataError("nested too deeply, or within itself") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that does not exist
-        raise NotPlain(" ".join(str(error).split())) from None
+        raise UnparsableDataError(" ".join(str(error).split())) from None
 
 
 def _count_values(node: yaml.Node, known: dict[int, int]) -> int:
@@ -150,7 +150,7 @@ def _count_values(node: yaml.Node, known: dict[int, int]) -> int:
         each = (one for item in inner for one in (item if isinstance(item, tuple) else (item,)))
         known[id(node)] = 1 + sum(_count_values(one, known) for one in each)
         if known[id(node)] > _MAX_YAML_VALUES:
-            raise NotPlain(f"its aliases stand for more than {_MAX_YAML_VALUES:,} values")
+            raise UnparsableDataError(f"its aliases stand for more than {_MAX_YAML_VALUES:,} values")
     return known[id(node)]
 
 
@@ -166,20 +166,20 @@ def plain(node: Any) -> dict[str, Any]:
     return result
 
 
-def dataclass_from_plain(kind: type[Node], values: Mapping[str, Any]) -> Node:
+def dataclass_from_dict(dataclass_type: type[Node], values: Mapping[str, Any]) -> Node:
     """Build a dataclass from what `plain` returned; values without a field are left out.
 
     Raises:
         ValueError: a value is not one of its enum's.
     """
-    types = get_type_hints(kind)
-    known = {field.name: values[field.name] for field in fields(kind) if field.name in values}  # type: ignore[arg-type]
-    return kind(**{name: _field_value(types[name], value) for name, value in known.items()})
+    types = get_type_hints(dataclass_type)
+    known = {field.name: values[field.name] for field in fields(dataclass_type) if field.name in values}  # type: ignore[arg-type]
+    return dataclass_type(**{name: _field_value(types[name], value) for name, value in known.items()})
 
 
 def _field_value(kind: Any, value: Any) -> Any:
     if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, Mapping):
-        return dataclass_from_plain(kind, value)
+        return dataclass_from_dict(kind, value)
     # `Enum | None` is no type itself
     enums = [one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, Enum)]
     return enums[0](value) if enums and value is not None else value

@@ -18,7 +18,7 @@ from energon_pack.run.executors import Executor
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.executors.settings import ExecutorConfig, ExecutorKind
 from energon_pack.run.executors.workers import QUIET_RAY_ENV, changed_environment
-from energon_pack.run.files import naming_full_disk, user_temporary_folder, write_whole
+from energon_pack.run.files import reporting_full_disk, user_temporary_folder, write_atomically
 from energon_pack.run.load_by_name import load_entry_point
 from energon_pack.run.progress import Progress
 
@@ -28,7 +28,7 @@ _PRIVATE_FILE_MODE = 0o600  # no other user can read
 
 
 @dataclass(frozen=True)
-class Mirror:
+class CacheMirror:
     """A cache on an object store, and the folder of this machine that mirrors it."""
 
     address: str
@@ -36,19 +36,19 @@ class Mirror:
     _in_store: set[str] = field(default_factory=set)  # names of files that the store has
     _fetched: set[str] = field(default_factory=set)  # names of folders
 
-    def fetch(self, *names: str) -> None:
-        """Download the missing files of a folder of the cache, once in a run; `names` are the parts of its path."""
-        name = "/".join(names)
-        if names[:1] and names[0] in _MIRRORED_FOLDERS and name not in self._fetched:
+    def fetch(self, *path_parts: str) -> None:
+        """Download the missing files of a folder of the cache, which has these parts of a path, once in a run."""
+        name = "/".join(path_parts)
+        if path_parts[:1] and path_parts[0] in _MIRRORED_FOLDERS and name not in self._fetched:
             self._fetched.add(name)
             for address in stores.list_recursively(f"{self.address}/{name}"):
                 file = address[len(self.address) + 1 :]
                 self._in_store.add(file)
                 if not (self.folder / file).exists():
                     (self.folder / file).parent.mkdir(parents=True, exist_ok=True)
-                    write_whole(self.folder / file, stores.read_whole(address), sync=False)
+                    write_atomically(self.folder / file, stores.read_whole(address), sync=False)
 
-    def upload_new(self) -> None:
+    def upload_new_files(self) -> None:
         """Upload the files of fetched folders that the store does not have."""
         for name in sorted(self._fetched):
             for path in sorted((self.folder / name).rglob("*.parquet")):
@@ -65,22 +65,22 @@ class Workshop:
     executor: Executor
     progress: Progress
     cache_dir: Path | None = None  # None: results are not kept
-    mirror: Mirror | None = None  # for a cache on an object store
+    mirror: CacheMirror | None = None  # for a cache on an object store
 
-    def cache(self, *names: str) -> Path:
-        """Return the cache's folder, or one in it, fetched from the cache's store; `names` are parts of its path."""
+    def cache(self, *path_parts: str) -> Path:
+        """Return the cache's folder, or the one in it with these parts of a path, fetched from the cache's store."""
         assert self.cache_dir is not None, "a stage that keeps results needs a cache"
         if self.mirror is not None:
-            self.mirror.fetch(*names)
-        return self.cache_dir.joinpath(*names)
+            self.mirror.fetch(*path_parts)
+        return self.cache_dir.joinpath(*path_parts)
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
         """Time a stage that writes only into the cache, then upload what is new; on a full disk name `cache_dir`."""
-        with self.progress.timed(stage), naming_full_disk("cache_dir", self.cache()):
+        with self.progress.timed(stage), reporting_full_disk("cache_dir", self.cache()):
             yield
             if self.mirror is not None:
-                self.mirror.upload_new()
+                self.mirror.upload_new_files()
 
 
 @contextmanager

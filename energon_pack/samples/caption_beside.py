@@ -5,33 +5,33 @@ from contextlib import suppress
 from typing import Any
 
 from energon_pack.samples.dialects.table import CONVERSATION_FIELDS
-from energon_pack.samples.raw_record import load_json
+from energon_pack.samples.raw_record import parse_sample_json
 from energon_pack.samples.record import Record
 from energon_pack.samples.skip import Reason, Skip
 
 
 def read_with_caption_beside(
-    read: Callable[[Any], Record], value: Any, read_txt: Callable[[], bytes | str | None]
+    make_record: Callable[[Any], Record], json_value: Any, read_txt: Callable[[], bytes | str | None]
 ) -> tuple[Record, bool]:
     """Read a record; return also whether the txt beside its JSON is its caption, as where the JSON has no text.
 
     Args:
-        read: makes a record of the JSON, or of the same with a `caption`; raises Skip.
-        value: the JSON, or its bytes.
+        make_record: makes a record of the JSON, or of the same with a `caption`; raises Skip.
+        json_value: the JSON, or its bytes.
         read_txt: returns the txt, which is asked for only where it may be the caption.
     """
     try:
-        return read(value), False
+        return make_record(json_value), False
     except Skip as skip:
         if skip.reason is not Reason.NO_MESSAGES or skip.hint:
             raise
-        fields = load_json(value) if isinstance(value, bytes) else value
+        fields = parse_sample_json(json_value) if isinstance(json_value, bytes) else json_value
         caption = ""
         with suppress(UnicodeDecodeError):  # then it is no caption
             caption = text_of_txt(read_txt() or "") if _has_no_text(fields) else ""
         if not caption.strip():
             raise
-    return read({**fields, "caption": caption}), True
+    return make_record({**fields, "caption": caption}), True
 
 
 def text_of_txt(txt: bytes | str) -> str:

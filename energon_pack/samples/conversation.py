@@ -16,19 +16,19 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from energon_pack.samples.dialects.pairs import question_and_answer_turns
-from energon_pack.samples.dialects.rewrite import is_written_chat
-from energon_pack.samples.frames import patch_position_files, settings_mark_frame_lists, time_marks
+from energon_pack.samples.dialects.rewrite import is_rendered_chat
+from energon_pack.samples.frames import image_time_texts, patch_position_files, settings_mark_frame_lists
 from energon_pack.samples.keys import OPTION_KEYS
 from energon_pack.samples.media.kinds import IMAGE, KINDS
 from energon_pack.samples.media.medium import SHARED_KEYS, Media
 from energon_pack.samples.media_marks import refuse_lost_media
-from energon_pack.samples.member import NO_OPTIONS, MemberInput, SampleOptions, media_fields
+from energon_pack.samples.member import NO_OPTIONS, MemberInput, SampleOptions, media_keyword_arguments
 from energon_pack.samples.placeholders import (
+    media_settings_of_parts,
     num_media_before,
     num_text_placeholders,
-    part_settings,
     place_media,
-    with_our_placeholders,
+    replace_foreign_placeholders,
 )
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import MediaPart, Message, Part
@@ -59,40 +59,41 @@ class PlacedRecord(NamedTuple):
         fields = self.record.fields
         if settings_mark_frame_lists(fields.get("media_settings")):
             return []  # the model's own processor writes the times of a video
-        return time_marks(fields.get("fps"), fields.get("timestamp_decimal"), arrays or [None] * self.num_images)
+        return image_time_texts(fields.get("fps"), fields.get("timestamp_decimal"), arrays or [None] * self.num_images)
 
-    def timed_messages(self, arrays: Sequence[Any]) -> list[Message]:
+    def timed_messages(self, patch_positions: Sequence[Any]) -> list[Message]:
         """Return the messages for a template: with `<0.5 seconds>` before each image if the sample has `fps`.
 
-        `arrays`: as for `time_texts`.
+        `patch_positions`: as for `time_texts`.
         """
-        return with_times_in_text(self.messages, self.time_texts(arrays))
+        return with_times_in_text(self.messages, self.time_texts(patch_positions))
 
 
-def placed_record(record: Record, kinds: Sequence[str]) -> PlacedRecord:
+def match_placeholders_with_media(record: Record, media_kinds: Sequence[str]) -> PlacedRecord:
     """Match the placeholders in a record's text with its media.
 
     Raises Skip as `place_media` does, and where a medium is lost.
 
-    `kinds`: the kind of each medium, such as `image`, in the order in which the record lists the media.
+    `media_kinds`: the kind of each medium, such as `image`, in the order in which the record lists the media.
     """
-    record = _with_text_as_caption(record, kinds)
-    messages, order, placeholders_put_in = place_media(record.messages, kinds, record.rejected[-1:])
-    refuse_lost_media(messages, kinds, record.empty_media, record.is_caption)
+    record = _with_text_as_caption(record, media_kinds)
+    messages, order, placeholders_put_in = place_media(record.messages, media_kinds, record.rejected[-1:])
+    refuse_lost_media(messages, media_kinds, record.empty_media, record.is_caption)
     rejected, other_order = list[Message](), order
     if record.rejected:
-        rejected, other_order, _ = place_media(record.rejected, kinds, record.messages[-1:])
+        rejected, other_order, _ = place_media(record.rejected, media_kinds, record.messages[-1:])
     if rejected and (
-        num_media_before(messages, kinds)[-2] != len(kinds) or (rejected[:-1], other_order) != (messages[:-1], order)
+        num_media_before(messages, media_kinds)[-2] != len(media_kinds)
+        or (rejected[:-1], other_order) != (messages[:-1], order)
     ):
         raise Skip(Reason.NO_PAIR, "an answer holds a medium: media of a pair stand in its prompt")
-    if in_parts := part_settings(record.messages, kinds):
+    if in_parts := media_settings_of_parts(record.messages, media_kinds):
         fields = {
             **record.fields,
             "media_settings": _merged_media_settings(record.fields.get("media_settings"), in_parts),
         }
         record = replace(record, fields=fields)
-    return PlacedRecord(record, list(kinds).count(IMAGE.kind), messages, order, placeholders_put_in, rejected)
+    return PlacedRecord(record, list(media_kinds).count(IMAGE.kind), messages, order, placeholders_put_in, rejected)
 
 
 def _with_text_as_caption(record: Record, kinds: Sequence[str]) -> Record:
@@ -100,9 +101,9 @@ def _with_text_as_caption(record: Record, kinds: Sequence[str]) -> Record:
     if record.prompt_of_text is None or len(kinds) != 1:
         return record
     text = record.messages[0]["content"]
-    if not isinstance(text, str) or is_written_chat(text):  # parts: a tag in it names the medium
+    if not isinstance(text, str) or is_rendered_chat(text):  # parts: a tag in it names the medium
         return record
-    if num_text_placeholders(with_our_placeholders(record.messages, kinds)):
+    if num_text_placeholders(replace_foreign_placeholders(record.messages, kinds)):
         return record
     turns = question_and_answer_turns(record.prompt_of_text, text.strip())
     return replace(record, messages=turns, is_caption=True)
@@ -117,19 +118,19 @@ def _merged_media_settings(listed: Any, in_parts: list[dict[str, Any] | None]) -
     return [{**(a or {}), **(b or {})} or None for a, b in zip(listed, in_parts, strict=True)]
 
 
-def with_times_in_text(messages: Sequence[Message], marks: Sequence[str]) -> list[Message]:
+def with_times_in_text(messages: Sequence[Message], time_texts: Sequence[str]) -> list[Message]:
     """Write the time of each image before its placeholder, and a newline after it, in all turns but the assistant's.
 
-    `marks`: the time of each image as text, from `time_marks`; empty: the messages stay unchanged.
+    `time_texts`: the time of each image as text, from `image_time_texts`; empty: the messages stay unchanged.
     """
-    if not marks:
+    if not time_texts:
         return list(messages)
-    waiting = list(reversed(marks))
+    waiting = list(reversed(time_texts))
 
     def in_text(text: str) -> str:
         first, *rest = text.split(IMAGE.placeholder)
         if len(rest) > len(waiting):
-            raise Skip(Reason.PLACEHOLDER_MISMATCH, f"fps, and more than {len(marks)} <image> in the user's turns")
+            raise Skip(Reason.PLACEHOLDER_MISMATCH, f"fps, and more than {len(time_texts)} <image> in the user's turns")
         return first + "".join(f"{waiting.pop()}{IMAGE.placeholder}\n{piece}" for piece in rest)
 
     def in_parts(parts: list[Message]) -> list[Message]:
@@ -243,28 +244,30 @@ class ReadSample(NamedTuple):
         """The sample's own options for rendering and training; raises Skip if they are invalid."""
         return options_of(self.fields)
 
-    def member(self, name: str, media: Sequence[Any], token_len: int | None = None) -> MemberInput:
+    def member(self, sample_id: str, media: Sequence[Any], token_len: int | None = None) -> MemberInput:
         """Return the sample with its media, as training encodes it.
 
         Args:
-            name: the sample's id.
+            sample_id: the sample's id.
             media: for each medium, in the order of the placeholders, its bytes or what a user's dataset decoded.
             token_len: the sample's measured length in tokens; None: not measured.
         """
         in_order = zip(self.parts, media, strict=True)
-        named = [(part, f"{name}: {part.name or f'{part.kind} {i}'}", data) for i, (part, data) in enumerate(in_order)]
+        named = [
+            (part, f"{sample_id}: {part.name or f'{part.kind} {i}'}", data) for i, (part, data) in enumerate(in_order)
+        ]
         by_kind = {
             kind: [medium.loaded(data, name_of) for part, name_of, data in named if part.kind == kind]
             for kind, medium in KINDS.items()
         }
         frames = self.fields.get("video_frames")
         return MemberInput(
-            name,
+            sample_id,
             self.timed_messages,
             tools=self.tools,
             video_frames=frames,
             token_len=token_len,
             options=self.options,
             num_removed=len(self.removed),
-            **media_fields(by_kind),
+            **media_keyword_arguments(by_kind),
         )

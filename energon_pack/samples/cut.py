@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from energon_pack.samples.media.kinds import KIND_BY_LETTER
 from energon_pack.samples.placeholders import (
-    media_placeholders,
+    content_with_media_only,
     num_media_before,
     with_first_images_as_text,
     with_media_first,
@@ -152,7 +152,7 @@ def messages_of_part(messages: Sequence[Message], cut: Cut) -> list[Message]:
         part[-1] = {**part[-1], "content": part[-1]["content"][start : start + cut.num_characters]}
     if (asked := _repeated_media_turn(messages, cut)) is not None:
         media, asked_content = (
-            media_placeholders(messages[asked]["content"], cut.sample_media_kinds),
+            content_with_media_only(messages[asked]["content"], cut.sample_media_kinds),
             part[has_system]["content"],
         )
         part[has_system] = {
@@ -217,17 +217,17 @@ def fields_of_part(fields: Mapping[str, Any], cut: Cut, media: Sequence[int]) ->
     return of_part
 
 
-def parts_by_answer(
-    messages: Sequence[Message], kinds: Sequence[str], only_last: bool, window: int | None, window_text: str
+def cut_by_answer(
+    messages: Sequence[Message], media_kinds: Sequence[str], only_last: bool, max_images: int | None, window_text: str
 ) -> list[Cut]:
     """Cut a conversation into one part for each trained answer: all turns up to it. Empty: it stays whole.
 
     A trained turn that is no answer is trained in the part of the next answer.
 
     Args:
-        kinds: the kind of each medium, in the order of the placeholders.
+        media_kinds: the kind of each medium, in the order of the placeholders.
         only_last: `labels.train_on=last`: only the last answer is trained, and answers whose own keys ask for it.
-        window: how many images a part keeps, the last ones; None: all.
+        max_images: how many images a part keeps, the last ones; None: all.
         window_text: the text that replaces each other image.
     """
     answers = _answer_indices(messages)
@@ -236,30 +236,30 @@ def parts_by_answer(
     chosen = {answers[-1]} if only_last else {*answers}
     trained = [i for i, message in enumerate(messages) if turn_weight(message, i in chosen)]
     ends = [i + 1 for i in trained if i in answers or i == trained[-1]]
-    before, letters = num_media_before(messages, kinds), "".join(kind[0] for kind in kinds)
+    before, letters = num_media_before(messages, media_kinds), "".join(kind[0] for kind in media_kinds)
     parts = []
     for number, (last, end) in enumerate(pairwise([0, *ends]), 1):
         images = letters[: before[end]].count("i")
-        old = max(0, images - window) if window is not None else 0
+        old = max(0, images - max_images) if max_images is not None else 0
         text = window_text if old else None
         parts.append(Cut(f"{number}of{len(ends)}", 0, end, None, letters, "turns", last, old, text))
     is_whole = len(parts) == 1 and parts[0].end_turn == len(messages) and not parts[0].first_image
     return [] if is_whole else parts
 
 
-def parts_by_pair(messages: Sequence[Message], kinds: Sequence[str]) -> list[Cut]:
+def cut_by_question(messages: Sequence[Message], media_kinds: Sequence[str]) -> list[Cut]:
     """Cut a conversation into one part for each question with its answer; each has the media of the user's first turn.
 
     Empty: the conversation stays whole, because it has one question, or its first question has no media.
     """
-    first, edges, before = first_user_turn(messages), exchange_bounds(messages), num_media_before(messages, kinds)
+    first, edges, before = first_user_turn(messages), exchange_bounds(messages), num_media_before(messages, media_kinds)
     if first is None or before[first] == before[first + 1]:
         return []
     edges = [edges[0], *(edge for edge in edges[1:] if edge > first)]  # answers before the first question join its pair
     pairs = [*pairwise(edges)]
     if len(pairs) < 2:
         return []
-    letters = "".join(kind[0] for kind in kinds)
+    letters = "".join(kind[0] for kind in media_kinds)
     return [Cut(f"{number}of{len(pairs)}", *pair, None, letters, "pairs") for number, pair in enumerate(pairs, 1)]
 
 

@@ -1,6 +1,6 @@
 """Make images of the frames that a sample lists as a video, and write the time of images into its text. Pure.
 
-`frame_parts` makes the images; the first keeps the settings of the video:
+`video_parts_from_frame_files` makes the images; the first keeps the settings of the video:
 
     {"type": "video", "video": ["f0.jpg", "f1.jpg"]} ──frame_parts──► <image><image>, {"list_of_frames": 2} on the first
 
@@ -22,12 +22,12 @@ from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
 
 
-def frame_parts(names: Sequence[Any], settings: Mapping[str, Any]) -> list[Message]:
+def video_parts_from_frame_files(file_names: Sequence[Any], video_settings: Mapping[str, Any]) -> list[Message]:
     """Return content parts for a video whose frames are image files: an image for each, the settings on the first."""
-    if not names or not all(isinstance(name, str) for name in names):
-        raise Skip(Reason.MISSING_MEDIA, f"a video lists something that is no frame: {str(list(names))[:80]}")
-    first, *rest = ({"type": IMAGE.kind, "name": name} for name in names)
-    return [{**first, "settings": frame_list_settings(len(names), settings)}, *rest]
+    if not file_names or not all(isinstance(name, str) for name in file_names):
+        raise Skip(Reason.MISSING_MEDIA, f"a video lists something that is no frame: {str(list(file_names))[:80]}")
+    first, *rest = ({"type": IMAGE.kind, "name": name} for name in file_names)
+    return [{**first, "settings": frame_list_settings(len(file_names), video_settings)}, *rest]
 
 
 def frame_list_settings(num: int, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,12 +70,12 @@ def patch_position_files(fields: Mapping[str, Any], num_images: int) -> list[str
     return names if any(names) else []
 
 
-def load_patch_positions(raw: bytes, name: str) -> Any:
+def load_patch_positions(npy_bytes: bytes, name: str) -> Any:
     """Load patch positions from the bytes of a .npy: integers [patches, 3] (frame t, row h, column w); raises Skip."""
-    if not raw.startswith(np.lib.format.MAGIC_PREFIX):  # numpy would show the bytes that are there
+    if not npy_bytes.startswith(np.lib.format.MAGIC_PREFIX):  # numpy would show the bytes that are there
         raise Skip(Reason.UNREADABLE_MEDIA, f"{name!r} is no .npy")
     try:
-        array = np.lib.format.read_array(io.BytesIO(raw), allow_pickle=False)  # np.load would read zips, too
+        array = np.lib.format.read_array(io.BytesIO(npy_bytes), allow_pickle=False)  # np.load would read zips, too
     except Exception as error:  # a damaged header makes numpy raise anything
         raise Skip(Reason.UNREADABLE_MEDIA, f"{name!r} is no .npy: {error}") from None
     if array.ndim != 2 or array.shape[1] != 3 or not len(array) or array.dtype.kind not in "iu":
@@ -83,21 +83,21 @@ def load_patch_positions(raw: bytes, name: str) -> Any:
     return array
 
 
-def time_marks(fps: Any, decimals: Any, positions: Sequence[Any]) -> list[str]:
+def image_time_texts(fps: Any, decimals: Any, patch_positions: Sequence[Any]) -> list[str]:
     """Return the time of each image as text, such as `<0.5 seconds>`; empty: the sample has no `fps`.
 
     Args:
         fps: frames a second; the time is the t of an image's first patch, divided by it.
         decimals: digits after the point; None: 1.
-        positions: the patch positions of each image; None: its t is 0.
+        patch_positions: the patch positions of each image; None: its t is 0.
     """
     fps, decimals = (value[0] if isinstance(value, list) and value else value or None for value in (fps, decimals))
-    if fps is None or not positions:
+    if fps is None or not patch_positions:
         return []
     decimals = 1 if decimals is None else decimals
     if isinstance(fps, bool) or not isinstance(fps, int | float) or not fps > 0:
         raise Skip(Reason.BAD_MESSAGE, f"fps is {fps!r}")
     if type(decimals) is not int or not 0 <= decimals <= _MAX_DECIMALS:
         raise Skip(Reason.BAD_MESSAGE, f"timestamp_decimal is {decimals!r}")
-    times = (0 if array is None else int(array[0][0]) for array in positions)
+    times = (0 if array is None else int(array[0][0]) for array in patch_positions)
     return [f"<{time / fps:.{decimals}f} seconds>" for time in times]

@@ -11,10 +11,10 @@ from typing import Any
 
 from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.documents import DOCUMENT
-from energon_pack.samples.settings import ReadSettings, Take
+from energon_pack.samples.settings import PreferenceTake, ReadSettings
 from energon_pack.samples.skip import Hint, Reason, Skip
 
-_TYPES = {"take": Take}
+_TYPES = {"take": PreferenceTake}
 #: reasons that tell the next fault of a medium, when its field is read
 _FAULTS_OF_MEDIA = (Reason.MISSING_MEDIA, Reason.UNREADABLE_MEDIA, Reason.UNSUPPORTED_MEDIA)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from energon_pack.run.files import write_whole
+from energon_pack.run.files import write_atomically
 from energon_pack.run.seeded_random import Ints
 from energon_pack.samples.media.image import RgbConversion
 from energon_pack.samples.media.kinds import KINDS
@@ -70,15 +70,15 @@ class InputRules:
         """Return the id of a special token, or of a token of media; None: there is none."""
         return self.token_ids.get(token)
 
-    def feature_id(self, kind: str) -> int | None:
+    def feature_token_id(self, kind: str) -> int | None:
         """Return the id of the token that a model replaces by features of a kind of media; None: it has none."""
         return dict(self.types).get(KINDS[kind].token_type)
 
-    def types_of(self, ids: Ints) -> Ints:
+    def media_types_of_tokens(self, token_ids: Ints) -> Ints:
         """Return for each token 0 (text), or the number of the kind of media whose features it holds."""
-        types = np.zeros(len(ids), np.int64)
+        types = np.zeros(len(token_ids), np.int64)
         for number, feature in self.types:
-            if feature is not None and (is_feature := ids == feature).any():
+            if feature is not None and (is_feature := token_ids == feature).any():
                 types[is_feature & (types == 0)] = number
         return types
 
@@ -93,8 +93,8 @@ class InputRules:
         """Write inputs.json and trial.tokens into a folder, for `load`."""
         from energon_pack.samples.written_tokens import join_member_tokens
 
-        write_whole(folder / TRIAL_FILE, join_member_tokens([one.tokens for one in self.trial]).to_bytes())
-        write_whole(folder / INPUTS_FILE, json.dumps({"folder": self.folder, **self.to_json()}, indent=1).encode())
+        write_atomically(folder / TRIAL_FILE, join_member_tokens([one.tokens for one in self.trial]).to_bytes())
+        write_atomically(folder / INPUTS_FILE, json.dumps({"folder": self.folder, **self.to_json()}, indent=1).encode())
 
     @staticmethod
     def load(folder: Path) -> "InputRules":
@@ -103,13 +103,13 @@ class InputRules:
         return InputRules.read(values, (folder / TRIAL_FILE).read_bytes(), values["folder"])
 
     @staticmethod
-    def read(values: Mapping[str, Any], trial: bytes, folder: str) -> "InputRules":
-        """Make rules from the values of inputs.json and the bytes of trial.tokens. `folder`: the processor's files."""
-        pairs = zip(values["trial"], members_of(PackTokens.from_bytes(trial)), strict=True)
+    def read(values: Mapping[str, Any], trial_tokens: bytes, processor_folder: str) -> "InputRules":
+        """Make rules from the values of inputs.json, the bytes of trial.tokens, and the folder of a processor."""
+        pairs = zip(values["trial"], members_of(PackTokens.from_bytes(trial_tokens)), strict=True)
         members = [TrialMember(purpose, kind, tokens) for (purpose, kind), tokens in pairs]
         looks = {kind: RgbConversion(**look) for kind, look in values["looks"].items()}
         types = [(number, feature) for number, feature in values["types"]]
-        return InputRules(**{**values, "folder": folder, "trial": members, "looks": looks, "types": types})
+        return InputRules(**{**values, "folder": processor_folder, "trial": members, "looks": looks, "types": types})
 
 
 def max_pack_len(manifest: Mapping[str, Any]) -> int:

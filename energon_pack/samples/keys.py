@@ -11,13 +11,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from energon_pack.samples.dialects.pairs import OPTIONS_KEYS, without_pair_keys
+from energon_pack.samples.dialects.pairs import OPTIONS_KEYS, without_question_and_answer_keys
 from energon_pack.samples.media.kinds import KIND_OF_MEDIA_KEY, KINDS, MEDIA_KEYS, PART_TYPES
 from energon_pack.samples.media.medium import RATE_KEYS, SETTING_KEYS
 from energon_pack.samples.preference import LABEL_KEYS, PREFERENCE_KEYS
 from energon_pack.samples.sample import ARGUMENT_KEYS, CONTENT_KEYS, MESSAGE_KEYS, REASONING_KEYS, ROLE_KEYS
 from energon_pack.samples.skip import Reason, Skip, key_of_synonyms, value_of_synonyms
-from energon_pack.samples.turns import has_argument_key, holders_of_keys, is_call, written_calls
+from energon_pack.samples.turns import (
+    find_tool_calls_in_turn,
+    has_argument_key,
+    is_tool_call_part,
+    objects_with_call_keys,
+)
 from energon_pack.samples.weights import MASK_KEYS, PART_WEIGHTS, TURN_WEIGHT_KEYS
 
 _MAX_KEY_CHARACTERS = 60  # most characters of an unknown key
@@ -180,10 +185,10 @@ def similar_key(unknown: str) -> str | None:
     )
 
 
-def similar_key_hint(unknown: str) -> str:
+def similar_key_hint(unknown_key: str) -> str:
     """Return `: did you mean image?`, the end of a message about an unknown key; empty: no key is spelled alike."""
-    near = similar_key(unknown)
-    return f": did you mean {near}?" if near and not unknown.endswith(near) else ""
+    near = similar_key(unknown_key)
+    return f": did you mean {near}?" if near and not unknown_key.endswith(near) else ""
 
 
 def kind_of_media_key(key: str) -> str | None:
@@ -198,7 +203,7 @@ def is_known_sample_key(key: str) -> bool:
 
 def unread_items_of_call(call: Mapping[str, Any]) -> dict[str, Any]:
     """Return what stands in a call, or in its `function`, under keys that are not read."""
-    return {key: item for one in holders_of_keys(call) for key, item in one.items() if key not in _READ_KEYS[3]}
+    return {key: item for one in objects_with_call_keys(call) for key, item in one.items() if key not in _READ_KEYS[3]}
 
 
 def is_harmless_in_call(key: str) -> bool:
@@ -235,13 +240,13 @@ def without_synonyms(value: dict[str, Any], level: int = 0) -> dict[str, Any]:
     return value
 
 
-def unknown_keys(value: Mapping[str, Any], conversation: Sequence[str]) -> dict[str, list[Any]]:
+def unknown_keys(sample_json: Mapping[str, Any], turn_keys: Sequence[str]) -> dict[str, list[Any]]:
     """Find the unknown keys of a sample, its turns (`messages[].mood`), content parts (`content[].mood`) and calls.
 
     A key of media in a part that is a text is unknown, too.
 
     Args:
-        conversation: the keys that hold turns; a value that is no list of turns has none.
+        turn_keys: the keys that hold turns; a value that is no list of turns has none.
 
     Returns:
         The values of each unknown key, by its name.
@@ -252,20 +257,22 @@ def unknown_keys(value: Mapping[str, Any], conversation: Sequence[str]) -> dict[
         for key, item in strange:
             unknown.setdefault(key, []).append(item)
 
-    if not _KNOWN_KEYS[0].issuperset(value):
-        add(_unknown_items({key: item for key, item in value.items() if key not in conversation}, 0))
-    for key in conversation:
-        for turn in value[key] if isinstance(value[key], list) else ():
+    if not _KNOWN_KEYS[0].issuperset(sample_json):
+        add(_unknown_items({key: item for key, item in sample_json.items() if key not in turn_keys}, 0))
+    for key in turn_keys:
+        for turn in sample_json[key] if isinstance(sample_json[key], list) else ():
             if not isinstance(turn, dict):
                 continue
             if not _KNOWN_KEYS[1].issuperset(turn):
-                add(_unknown_items(turn if any(map(turn.get, ROLE_KEYS)) else without_pair_keys(turn), 1))
-            for call, is_text in written_calls(turn):
+                add(
+                    _unknown_items(turn if any(map(turn.get, ROLE_KEYS)) else without_question_and_answer_keys(turn), 1)
+                )
+            for call, is_text in find_tool_calls_in_turn(turn):
                 if not is_text or has_argument_key(call):  # else its own keys are arguments
                     add(_unknown_items(unread_items_of_call(call), 3))
             content = turn.get(key_of_synonyms(turn, CONTENT_KEYS))
             for part in content if isinstance(content, list) else ():
-                if isinstance(part, dict) and not is_call(part) and not _KNOWN_KEYS[2].issuperset(part):
+                if isinstance(part, dict) and not is_tool_call_part(part) and not _KNOWN_KEYS[2].issuperset(part):
                     add(_unknown_items(part, 2))
                 if isinstance(part, dict) and part.get("type", "text") == "text":
                     add((f"{_LEVEL_PREFIXES[2]}{key}", part[key]) for key in PART_TYPES if part.get(key))

@@ -25,7 +25,7 @@ from typing import Any
 from energon_pack.samples.documents import DOCUMENT
 from energon_pack.samples.media.kinds import IMAGE, KINDS, MEDIA_KEYS, VIDEO
 from energon_pack.samples.sample import Message
-from energon_pack.samples.settings import ReadSettings, UnreadMedia
+from energon_pack.samples.settings import ReadSettings, UnreadMediaPolicy
 from energon_pack.samples.skip import Reason, Skip
 
 #: code in Markdown: in it, all tags are letters
@@ -44,7 +44,7 @@ _TAG = re.compile(f"<(/?)({_KINDS})>")
 _LISTING_KEYS = ("media_files", "name")
 
 
-def without_minicpm_marks(text: str) -> str:
+def replace_minicpm_marks(text: str) -> str:
     """Return a text with `<image>` for MiniCPM-V's `(<image>./</image>)`, and so for other kinds."""
     return _MINICPM.sub(lambda found: f"<{found[1] or found[2]}>", text) if "./</" in text else text
 
@@ -103,22 +103,26 @@ def _is_question(message: Message) -> bool:
     return message["role"] in ("user", DOCUMENT) and isinstance(message["content"], str)
 
 
-def empty_media_keys(value: Mapping[str, Any], settings: ReadSettings) -> dict[str, str]:
+def empty_media_keys_by_kind(record_json: Mapping[str, Any], settings: ReadSettings) -> dict[str, str]:
     """Return by kind the key of a record that lists its media and is empty: `[]`, `""`, null, or a list of these.
 
     With `source.media=ignore` there is none. LLaVA-Video writes `<image>` for a video.
     """
-    if settings.media is UnreadMedia.ignore:
+    if settings.media is UnreadMediaPolicy.ignore:
         return {}
     empty: dict[str, str] = {}
     for key in (*MEDIA_KEYS, *_LISTING_KEYS):
-        if key in value and is_empty_listing(value[key]) and (key != "name" or isinstance(value[key], list)):
+        if (
+            key in record_json
+            and is_empty_media_list(record_json[key])
+            and (key != "name" or isinstance(record_json[key], list))
+        ):
             kinds = [kind for kind, medium in KINDS.items() if key in (*medium.keys, *_LISTING_KEYS)]
             empty = dict.fromkeys([*kinds, *([IMAGE.kind] if VIDEO.kind in kinds else [])], key) | empty
     return empty
 
 
-def is_empty_listing(value: Any) -> bool:
+def is_empty_media_list(value: Any) -> bool:
     """Tell whether a value lists no medium: it is None, an empty text, or a list of nothing else."""
     waiting = [value]
     while waiting:
@@ -130,8 +134,8 @@ def is_empty_listing(value: Any) -> bool:
     return True
 
 
-def kinds_without_medium(messages: Sequence[Message], kinds: Collection[str]) -> list[str]:
-    """Return the kinds of placeholders in questions that the sample (`kinds`: its media) has no medium for."""
+def placeholder_kinds_without_media(messages: Sequence[Message], media_kinds: Collection[str]) -> list[str]:
+    """Return the kinds of placeholders in questions that the sample (`media_kinds`: its media) has no medium for."""
     asked: set[str] = set()
     for message in messages:
         if message["role"] in ("assistant", DOCUMENT):
@@ -140,13 +144,13 @@ def kinds_without_medium(messages: Sequence[Message], kinds: Collection[str]) ->
         for text in (content,) if isinstance(content, str) else (part.get("text", "") for part in content):
             if "<" in text and _TAG.search(text):
                 asked |= _kinds_of_placeholders(text)
-    return sorted(asked.difference(kinds)) if asked else []
+    return sorted(asked.difference(media_kinds)) if asked else []
 
 
 def _kinds_of_placeholders(text: str) -> set[str]:
     """Return the kinds of the tags in a text that are neither in code nor closed behind."""
     kinds, closing = set[str](), Counter[str]()
-    for is_closing, kind in reversed(_TAG.findall(CODE.sub("", without_minicpm_marks(text)))):
+    for is_closing, kind in reversed(_TAG.findall(CODE.sub("", replace_minicpm_marks(text)))):
         if is_closing:
             closing[kind] += 1
         elif closing[kind]:
@@ -161,9 +165,9 @@ def refuse_lost_media(
 ) -> None:
     """Raise Skip (`missing_media`) if a question has a placeholder, and the record's key for its media is empty.
 
-    `kinds`: the kinds of the sample's media. `empty`: as `empty_media_keys` returns it. A caption asks for any medium.
+    `kinds`: the kinds of the sample's media. `empty`: from `empty_media_keys_by_kind`. A caption asks for any medium.
     """
-    lost = [kind for kind in (kinds_without_medium(messages, kinds) if empty else ()) if kind in empty]
+    lost = [kind for kind in (placeholder_kinds_without_media(messages, kinds) if empty else ()) if kind in empty]
     if lost or (is_caption and empty and not kinds):
         kind = [*lost, *empty][0]
         asks, rest = (

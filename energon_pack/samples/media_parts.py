@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 
 from energon_pack.samples.dialects.media_in_text import DOWNLOAD_ADVICE, REMOVE_ADVICE
 from energon_pack.samples.documents import is_document, with_joined_texts
-from energon_pack.samples.media.kinds import IMAGE, KIND_OF_MEDIA_KEY, KINDS, MEDIA_KEYS, VIDEO, kind_by_extension
+from energon_pack.samples.media.kinds import IMAGE, KIND_OF_MEDIA_KEY, KINDS, MEDIA_KEYS, VIDEO, media_kind_by_extension
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.placeholders import num_text_placeholders
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import Message, Part
-from energon_pack.samples.settings import MissingMedia
+from energon_pack.samples.settings import MissingMediaPolicy
 from energon_pack.samples.skip import Reason, Skip
 
 #: the kind of media that a key of a record, or a content part, lists
@@ -33,15 +33,15 @@ _REASONS_OF_MISSING = (Reason.MISSING_MEDIA, Reason.UNSUPPORTED_MEDIA)
 Found = TypeVar("Found")
 
 
-def media_parts(record: Record, key: str, parts: Sequence[Part]) -> list[Part]:
+def find_media_parts(record: Record, sample_key: str, parts: Sequence[Part]) -> list[Part]:
     """Return a sample's media: the parts that its record lists, in that order; without a list all, in the tar's order.
 
     A listed name is a part (`0.jpg`), a whole member name (`00012.0.jpg`), or the extension of the only part that
     has it (`jpg`).
     """
-    chosen = listed_parts(record.listed_media, key, parts) if record.listed_media is not None else None
+    chosen = find_listed_parts(record.listed_media, sample_key, parts) if record.listed_media is not None else None
     if chosen is None:
-        chosen = [part for part in parts if kind_by_extension(part.name)]
+        chosen = [part for part in parts if media_kind_by_extension(part.name)]
         if not chosen and record.declared not in (None, "text"):
             raise Skip(Reason.MISSING_MEDIA, f"declared as {record.declared}, but there are no media")
         if not chosen and parts and num_text_placeholders(record.messages):
@@ -50,7 +50,7 @@ def media_parts(record: Record, key: str, parts: Sequence[Part]) -> list[Part]:
     return _refuse_tar_links(chosen)
 
 
-def listed_parts(listed_media: Sequence[str], key: str, parts: Sequence[Part]) -> list[Part]:
+def find_listed_parts(listed_media: Sequence[str], sample_key: str, parts: Sequence[Part]) -> list[Part]:
     """Return the part for each listed name: a part, a whole member name, or an extension; raises Skip if none fits."""
     by_name = {part.name: part for part in parts}
     chosen = []
@@ -58,7 +58,9 @@ def listed_parts(listed_media: Sequence[str], key: str, parts: Sequence[Part]) -
         part = by_name.get(listed)
         if part is None:
             whole = listed.removeprefix("./")
-            prefix = next((p for p in (f"{key}.", f"{key.rpartition('/')[2]}.") if whole.startswith(p)), None)
+            prefix = next(
+                (p for p in (f"{sample_key}.", f"{sample_key.rpartition('/')[2]}.") if whole.startswith(p)), None
+            )
             part = by_name.get(whole[len(prefix) :]) if prefix else None
         if part is None:
             same = [p for p in parts if p.name.rpartition(".")[2] == listed]
@@ -110,7 +112,7 @@ def _listings_in_fields(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _media_of_name(name: str, key: str, parts: Sequence[Part], media: Sequence[Media]) -> list[Media]:
     """Return the medium that a sample names; those with its extension, if none has the name."""
     with suppress(Skip):
-        return [media[parts.index(listed_parts([name], key, parts)[0])]]
+        return [media[parts.index(find_listed_parts([name], key, parts)[0])]]
     extension = extension_of(name)
     return [medium for part, medium in zip(parts, media, strict=True) if extension_of(part.name) == extension]
 
@@ -134,7 +136,7 @@ def is_document_with_named_pictures(record: Record) -> bool:
 
 
 def find_document_pictures(
-    record: Record, setting: MissingMedia, find: Callable[[str], Found]
+    record: Record, setting: MissingMediaPolicy, find: Callable[[str], Found]
 ) -> tuple[Record, list[Found]]:
     """Return a document without the places of pictures that are missing, and what `find` returned for the others.
 
@@ -160,7 +162,7 @@ def find_document_pictures(
         except Skip as skip:
             if skip.reason not in _REASONS_OF_MISSING:
                 raise
-            if setting is not MissingMedia.remove:
+            if setting is not MissingMediaPolicy.remove:
                 raise Skip(skip.reason, f"{skip.detail}; {REMOVE_ADVICE}") from None
             removed.append(name)
     if removed:

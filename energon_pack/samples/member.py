@@ -216,19 +216,19 @@ def media_in_order(member: MemberInput, media: Sequence[MediumInput]) -> list[An
     return [next(waiting[kind]) for kind in kinds]
 
 
-def media_fields(by_kind: Mapping[str, Any], plural: bool = True) -> dict[str, Any]:
+def media_keyword_arguments(media_by_kind: Mapping[str, Any], has_plural_names: bool = True) -> dict[str, Any]:
     """Turn media by kind into keyword arguments for `MemberInput`, or for a sample class of Energon.
 
     Sounds and media of added kinds are left out where there are none: classes of other stacks have no such fields.
 
     Args:
-        by_kind: the media of each kind, such as `image`; for a pack, a list for each member.
-        plural: whether the arguments are named `images` …, or `image` … as in sample classes.
+        media_by_kind: the media of each kind, such as `image`; for a pack, a list for each member.
+        has_plural_names: whether the arguments are named `images` …, or `image` … as in sample classes.
     """
-    name = {kind: medium.plural if plural else kind for kind, medium in KINDS.items()}
-    fields = {name[kind]: by_kind[kind] for kind in (IMAGE.kind, VIDEO.kind)}
-    fields |= {name[kind]: by_kind[kind] for kind in (AUDIO.kind,) if _has_media(by_kind[kind])}
-    added = {kind: by_kind[kind] for kind, _ in ADDED_KINDS if _has_media(by_kind[kind])}
+    name = {kind: medium.plural if has_plural_names else kind for kind, medium in KINDS.items()}
+    fields = {name[kind]: media_by_kind[kind] for kind in (IMAGE.kind, VIDEO.kind)}
+    fields |= {name[kind]: media_by_kind[kind] for kind in (AUDIO.kind,) if _has_media(media_by_kind[kind])}
+    added = {kind: media_by_kind[kind] for kind, _ in ADDED_KINDS if _has_media(media_by_kind[kind])}
     return {**fields, **({"others": added} if added else {})}
 
 

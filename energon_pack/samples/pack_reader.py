@@ -16,7 +16,7 @@ from typing import Any
 
 from energon_pack.errors import PackError, quote
 from energon_pack.samples.media.kinds import IMAGE, KINDS, VIDEO
-from energon_pack.samples.member import JoinedTokens, MemberInput, MemberTokens, Shared, media_fields
+from energon_pack.samples.member import JoinedTokens, MemberInput, MemberTokens, Shared, media_keyword_arguments
 from energon_pack.samples.pack_tokens import (
     PACK_FORMAT,
     TOKENS_PART,
@@ -31,8 +31,8 @@ from energon_pack.samples.sample import (
     Parts,
     ReadMedia,
     has_references,
-    json_of,
     medium_of,
+    parse_json_part,
     read_referenced,
 )
 
@@ -64,7 +64,7 @@ class PackMembers:
 
     @cached_property
     def _meta(self) -> Mapping[str, Any]:
-        return meta_of(self._value, str(self._parts.get("__key__")))
+        return read_checked_meta(self._value, str(self._parts.get("__key__")))
 
     @cached_property
     def _tokens(self) -> PackTokens:
@@ -106,7 +106,7 @@ class PackMembers:
             yield MemberInput(
                 sample_id,
                 [],
-                **media_fields(by_kind) if own_parts else {},
+                **media_keyword_arguments(by_kind) if own_parts else {},
                 token_len=token_len,
                 shared=Shared(tokens.shared_len, before.count(IMAGE.kind), before.count(VIDEO.kind)),
                 tokens=tokens,
@@ -117,15 +117,15 @@ def _json_of_pack(part: Any) -> Any:
     """Parse a pack's JSON, with orjson where it is installed; what that refuses, Python's own reader reads or names."""
     with suppress(ValueError, TypeError, RecursionError):
         return _loads(part)
-    return json_of(part)
+    return parse_json_part(part)
 
 
-def meta_of(pack_json: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def read_checked_meta(pack_json: Mapping[str, Any], sample_key: str) -> Mapping[str, Any]:
     """Return `_meta` of a pack's JSON; raise UnknownFormat if this package did not write it."""
     meta: Mapping[str, Any] = pack_json.get("_meta", {})
     if "fingerprint" not in meta:
         raise UnknownFormat(
-            f"{key} has no fingerprint of energon_pack: it is damaged, or another tool packed it: energon-pack"
+            f"{sample_key} has no fingerprint of energon_pack: it is damaged, or another tool packed it: energon-pack"
             " source.path=THEIRS +model=NAME packs its members"
         )
     return meta
@@ -139,14 +139,14 @@ def tokens_of_pack(parts: Parts, meta: Mapping[str, Any]) -> PackTokens:
     return read_tokens(parts[TOKENS_PART], meta)
 
 
-def format_problem(manifest: Mapping[str, Any], oldest: int = PACK_FORMAT) -> str | None:
+def describe_unreadable_format(manifest: Mapping[str, Any], oldest_format: int = PACK_FORMAT) -> str | None:
     """Return why this version can't read the format of a dataset with this energon_pack.json; None: it can.
 
     Args:
-        oldest: the oldest format that the caller reads: a source needs no tokens.
+        oldest_format: the oldest format that the caller reads: a source needs no tokens.
     """
     number = manifest.get("format", PACK_FORMAT)
-    if type(number) is int and oldest <= number <= PACK_FORMAT:
+    if type(number) is int and oldest_format <= number <= PACK_FORMAT:
         return None
     if type(number) is int and number < PACK_FORMAT:
         return (
@@ -184,9 +184,9 @@ def _media_names(pack_json: Mapping[str, Any]) -> Sequence[list[str]]:
     return [[captioning_part_name(index, number) for number in range(len(own_names))] for index, own_names in images]
 
 
-def captioning_part_name(index: int, number: int) -> str:
+def captioning_part_name(member_index: int, image_index: int) -> str:
     """Return the part name of an image in `packed_captioning`: `img2_0.jpg` is the first image of the third member."""
-    return f"img{index}_{number}.jpg"
+    return f"img{member_index}_{image_index}.jpg"
 
 
 def num_shared_media(part_names: Sequence[list[str]], shared_lens: list[int]) -> Iterator[int]:

@@ -64,16 +64,16 @@ class PackTokens:
         column = self.columns.get(name)
         return np.zeros(0, COLUMN_TYPES[name]) if column is None else column
 
-    def entries(self, name: str, number: int, default: float = 0) -> Array:
-        """Return the `number` entries of a column; if the column is empty, `number` times its default.
+    def entries(self, column_name: str, num_entries: int, default: float = 0) -> Array:
+        """Return the `num_entries` entries of a column; if the column is empty, `num_entries` times its default.
 
         Raises:
             TokensDamaged: the column has another number of entries.
         """
-        column = self[name]
-        if len(column) not in (0, number):
-            raise TokensDamaged(f"{len(column)} entries of {name}, and {number} are needed")
-        return column if len(column) else np.full(number, default, COLUMN_TYPES[name])
+        column = self[column_name]
+        if len(column) not in (0, num_entries):
+            raise TokensDamaged(f"{len(column)} entries of {column_name}, and {num_entries} are needed")
+        return column if len(column) else np.full(num_entries, default, COLUMN_TYPES[column_name])
 
     @property
     def ids(self) -> npt.NDArray[np.int64]:

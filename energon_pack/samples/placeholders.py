@@ -12,7 +12,7 @@ from typing import Any
 
 from energon_pack.errors import amount
 from energon_pack.samples.media.kinds import IMAGE, KINDS, PART_TYPES, VIDEO
-from energon_pack.samples.media_marks import with_placeholders_for_markers, without_minicpm_marks
+from energon_pack.samples.media_marks import replace_minicpm_marks, with_placeholders_for_markers
 from energon_pack.samples.sample import CONTENT_KEYS, Message, media_type
 from energon_pack.samples.skip import Reason, Skip, key_of_synonyms
 
@@ -55,7 +55,7 @@ def place_media(
     messages = [_without_names_and_settings(message) for message in messages]
     if not kinds:
         return messages, [], False
-    messages = with_our_placeholders(messages, kinds, answers)
+    messages = replace_foreign_placeholders(messages, kinds, answers)
     spelled_kinds = [kind for message in messages for kind in _placeholder_kinds(message, kinds)]
     inserted = False
     if sorted(spelled_kinds) != sorted(kinds):
@@ -75,12 +75,12 @@ def place_media(
     return messages, [waiting[kind].pop(0) for kind in spelled_kinds], inserted
 
 
-def with_our_placeholders(
+def replace_foreign_placeholders(
     messages: Sequence[Message], kinds: Sequence[str], answers: Sequence[Message] = ()
 ) -> list[Message]:
     """Put our placeholders where questions have another tool's; `place_media` describes the arguments."""
     messages = [
-        {**m, "content": without_minicpm_marks(m["content"])}
+        {**m, "content": replace_minicpm_marks(m["content"])}
         if m["role"] != "assistant" and isinstance(m["content"], str)
         else m
         for m in messages
@@ -90,7 +90,7 @@ def with_our_placeholders(
     return with_placeholders_for_markers(messages, kinds, answers)
 
 
-def part_settings(messages: Sequence[Message], kinds: Sequence[str]) -> list[dict[str, Any] | None]:
+def media_settings_of_parts(messages: Sequence[Message], kinds: Sequence[str]) -> list[dict[str, Any] | None]:
     """Return the settings that content parts have for their media, in the order of the placeholders.
 
     None: a medium has no settings. Empty: no medium has settings. `kinds`: the kind of each medium.
@@ -103,7 +103,7 @@ def part_settings(messages: Sequence[Message], kinds: Sequence[str]) -> list[dic
     return [settings for _, settings in by_role]
 
 
-def split_content(messages: Sequence[Message], kinds: Sequence[str]) -> list[Message]:
+def split_content_at_placeholders(messages: Sequence[Message], kinds: Sequence[str]) -> list[Message]:
     """Turn stored messages into messages for a chat template: each placeholder becomes a separate content part.
 
     `kinds`: kinds of the media in the order of their placeholders.
@@ -125,22 +125,22 @@ def split_content(messages: Sequence[Message], kinds: Sequence[str]) -> list[Mes
 def num_media_before(messages: Sequence[Message], kinds: Sequence[str]) -> list[int]:
     """Return, for each message, the number of media in the messages before it; and last, the number in all messages."""
     counts = [0]
-    for message in split_content(messages, kinds):
+    for message in split_content_at_placeholders(messages, kinds):
         content = message["content"]
         counts.append(counts[-1] + (0 if isinstance(content, str) else sum(part["type"] != "text" for part in content)))
     return counts
 
 
 def with_first_images_as_text(
-    messages: Sequence[Message], kinds: Sequence[str], number: int, text: str
+    messages: Sequence[Message], kinds: Sequence[str], num_images: int, replacement: str
 ) -> list[Message]:
-    """Replace the first `number` images of a conversation by a text. `kinds`: the kind of each medium."""
+    """Replace the first `num_images` images of a conversation by a text. `kinds`: the kind of each medium."""
     is_literal = sum(len(_placeholder_kinds(message, kinds)) for message in messages) != len(kinds)
     result = []
     for message in messages:
         content = message["content"]
         if not (is_literal and message["role"] == "assistant"):
-            content, number = _with_images_as_text(content, number, text)
+            content, num_images = _with_images_as_text(content, num_images, replacement)
         result.append({**message, "content": content})
     return result
 
@@ -158,7 +158,7 @@ def _with_images_as_text(content: str | list[Message], number: int, text: str) -
     return parts, number
 
 
-def media_placeholders(content: str | list[Message], kinds: Sequence[str]) -> str | list[Message]:
+def content_with_media_only(content: str | list[Message], kinds: Sequence[str]) -> str | list[Message]:
     """Return only the media of a content: placeholders with the white space after them, or content parts."""
     if isinstance(content, str):
         return "".join(match[0] for match in _PLACEHOLDER_AND_SPACE.finditer(content) if match[1] in kinds)
@@ -168,7 +168,7 @@ def media_placeholders(content: str | list[Message], kinds: Sequence[str]) -> st
 def with_media_first(
     media: str | list[Message], content: str | list[Message], kinds: Sequence[str]
 ) -> str | list[Message]:
-    """Put the media that `media_placeholders` returned before the content of a turn."""
+    """Put the media that `content_with_media_only` returned before the content of a turn."""
     if isinstance(media, str) and isinstance(content, str):
         return media + content
     parts = [_content_parts(each, kinds) if isinstance(each, str) else each for each in (media, content)]

@@ -10,11 +10,17 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from energon_pack.samples.dialects.pairs import turn, turns_of_pair, without_pair_keys
+from energon_pack.samples.dialects.pairs import turn, turns_of_pair, without_question_and_answer_keys
 from energon_pack.samples.sample import ARGUMENT_KEYS, CONTENT_KEYS, ROLE_KEYS, THOUGHT_KEYS, Message
-from energon_pack.samples.settings import Take
+from energon_pack.samples.settings import PreferenceTake
 from energon_pack.samples.skip import Hint, Reason, Skip, key_of_synonyms, value_of_synonyms
-from energon_pack.samples.turns import ANSWER_ROLES, CALL_ROLES, holders_of_keys, json_or_none, written_calls
+from energon_pack.samples.turns import (
+    ANSWER_ROLES,
+    CALL_ROLES,
+    find_tool_calls_in_turn,
+    objects_with_call_keys,
+    parse_json_or_none,
+)
 from energon_pack.samples.weights import PART_WEIGHTS, TURN_WEIGHT_KEYS
 
 _REJECTED_KEYS = frozenset(("rejected_response", "rejected_messages", "rejected_images"))
@@ -30,7 +36,9 @@ _ANSWER_KEYS = ("response", "output", "completion", "answer")
 PREFERENCE_KEYS = frozenset(("chosen", "rejected", *_REJECTED_KEYS, *_OPENAI_KEYS, *LABEL_KEYS))
 
 
-def without_rejected_answer(value: Mapping[str, Any], keys: Sequence[str], take: Take | None) -> dict[str, Any]:
+def without_rejected_answer(
+    value: Mapping[str, Any], keys: Sequence[str], take: PreferenceTake | None
+) -> dict[str, Any]:
     """Return a sample's JSON with the chosen answer only; a sample that is no preference data stays unchanged.
 
     `keys`: fields that may hold its turns. The turns are written to the first of them if the sample has none.
@@ -195,7 +203,7 @@ def _role(message: Any) -> str:
 def _is_pair(message: Any) -> bool:
     """Tell whether a turn has no role, and keys of a question or of its answer."""
     is_unnamed = isinstance(message, dict) and message.get(key_of_synonyms(message, ROLE_KEYS)) is None
-    return is_unnamed and len(without_pair_keys(message)) < len(message)
+    return is_unnamed and len(without_question_and_answer_keys(message)) < len(message)
 
 
 def _said(message: Message) -> tuple[Any, list[Message], Any]:
@@ -203,15 +211,15 @@ def _said(message: Message) -> tuple[Any, list[Message], Any]:
     text = message.get(key_of_synonyms(message, CONTENT_KEYS))
     if isinstance(text, list) and all(isinstance(part, dict) and part.get("type", "text") == "text" for part in text):
         text = "".join(str(part.get(key_of_synonyms(part, ("text", "value")))) for part in text)
-    calls = [_called(call) for call, _ in written_calls({"content": None, **message, "role": _role(message)})]
+    calls = [_called(call) for call, _ in find_tool_calls_in_turn({"content": None, **message, "role": _role(message)})]
     text = text.strip() if isinstance(text, str) else text
     return "" if text is None else text, calls, message if _is_pair(message) else None
 
 
 def _called(call: Message) -> Message:
     """Return what a call says: its name and arguments, which may be JSON in a string, without its number and type."""
-    keys = {key: item for holder in holders_of_keys(call) for key, item in holder.items()}
+    keys = {key: item for holder in objects_with_call_keys(call) for key, item in holder.items()}
     arguments = keys.get(key_of_synonyms(keys, ARGUMENT_KEYS))
-    parsed = json_or_none(arguments) if isinstance(arguments, str) else None
+    parsed = parse_json_or_none(arguments) if isinstance(arguments, str) else None
     rest = {key: item for key, item in keys.items() if key not in ("id", "type", "index", "function", *ARGUMENT_KEYS)}
     return {**rest, "arguments": (arguments if parsed is None else parsed) or {}}

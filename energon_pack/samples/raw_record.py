@@ -4,8 +4,8 @@ A table writes a null for each key that an object lacks:
 
     {"name": "count_to", "arguments": {"harbour": null, "n": 3}}  ──without_null_fields──►  {… "arguments": {"n": 3}}
 
-An author may write null as an argument or a default. `has_nulls_of_table` tells these apart by the record alone, so
-that a sample means the same wherever it is read.
+An author may write null as an argument or a default. `has_nulls_added_by_table` tells these apart by the record alone,
+so that a sample means the same wherever it is read.
 
 `source.map` names the user's step, a function or a class:
 
@@ -29,7 +29,7 @@ from typing import Any
 from energon_pack.errors import PackError, one_line
 from energon_pack.run.load_by_name import load_named
 from energon_pack.samples.sample import ARGUMENT_KEYS
-from energon_pack.samples.settings import Nulls, ReadSettings
+from energon_pack.samples.settings import NullPolicy, ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.weights import TURN_WEIGHT_KEYS
 
@@ -37,20 +37,20 @@ _MAX_UNCHECKED_BRACKETS = 200
 _SPARE_LEVELS = 200  # levels of nesting kept free for the pack's own JSON, and for recursive readers
 
 
-def load_json(raw: bytes) -> Any:
+def parse_sample_json(json_bytes: bytes) -> Any:
     """Parse one sample's JSON (UTF-8, or UTF-16/32 by its first bytes).
 
     NaN and infinite numbers become null: Python writes them, but a strict reader would refuse the sample's whole pack.
     Where a weight stands, such a number becomes its name, a text, which is refused as every other text is.
     """
     try:
-        return parse_json_or_skip(raw.decode(json.detect_encoding(raw)), RECORD_WEIGHT_KEYS)
+        return parse_json_or_skip(json_bytes.decode(json.detect_encoding(json_bytes)), RECORD_WEIGHT_KEYS)
     except UnicodeDecodeError as error:
         raise Skip(Reason.INVALID_JSON, f"text is not valid Unicode: {error}") from None
 
 
 def parse_json_or_skip(text: str, weight_keys: Sequence[frozenset[str]] = ()) -> Any:
-    """Parse JSON from a text, as `load_json` does; raises Skip: `invalid_json`.
+    """Parse JSON from a text, as `parse_sample_json` does; raises Skip: `invalid_json`.
 
     Args:
         weight_keys: the keys that hold weights: of an object, of those in its lists, and of those in lists of these.
@@ -117,16 +117,16 @@ def without_null_fields(value: Any) -> Any:
     return list(map(without_null_fields, value)) if isinstance(value, list) else value
 
 
-def without_nulls_in_tool_calls(record: dict[str, Any], setting: Nulls | None) -> dict[str, Any] | None:
+def without_nulls_in_tool_calls(record: dict[str, Any], nulls: NullPolicy | None) -> dict[str, Any] | None:
     """Return a record without the nulls in its tools and tool calls; None: the record stays unchanged.
 
-    `setting`: whether to drop or keep nulls; None: drop them if a table put them in.
+    `nulls`: whether to drop or keep nulls; None: drop them if a table put them in.
     """
     lists = {key: value for key, value in record.items() if isinstance(value, list) and _has_null_value(value)}
-    if not lists or setting is Nulls.keep:
+    if not lists or nulls is NullPolicy.keep:
         return None
     try:
-        if setting is None and not has_nulls_of_table(record):
+        if nulls is None and not has_nulls_added_by_table(record):
             return None
         changed = {
             key: without_null_fields(value) if key in _TOOL_KEYS else _without_nulls_in_calls(value)
@@ -137,7 +137,7 @@ def without_nulls_in_tool_calls(record: dict[str, Any], setting: Nulls | None) -
         raise Skip(Reason.INVALID_JSON, "nested too deeply") from None
 
 
-def has_nulls_of_table(record: Mapping[str, Any]) -> bool:
+def has_nulls_added_by_table(record: Mapping[str, Any]) -> bool:
     """Say whether the nulls of a record come from a table, which writes one for each key that an object lacks.
 
     They do if all objects in the same place of the record's lists have the same keys, and a null stands where no author
@@ -200,30 +200,30 @@ _SETTING_NAME, _HASH_MARK = "source.map", "#"
 _RecordMap = Callable[[dict[str, Any]], Any]
 
 
-def name_with_hash(name: str) -> str:
-    """Return `module:function#hash`, with the hash of the function's file; raises PackError if `name` has another."""
-    step = name.partition(_HASH_MARK)[0]
+def function_name_with_file_hash(function_name: str) -> str:
+    """Return `module:function#hash`, with the hash of the function's file; raises PackError if the name has another."""
+    step = function_name.partition(_HASH_MARK)[0]
     named = f"{step}{_HASH_MARK}{_load_with_hash(step)[1]}"
-    if _HASH_MARK in name and name != named:
-        raise PackError(f"{_SETTING_NAME}={name}: the file of {step} has changed since (now {named})")
+    if _HASH_MARK in function_name and function_name != named:
+        raise PackError(f"{_SETTING_NAME}={function_name}: the file of {step} has changed since (now {named})")
     return named
 
 
-def map_record(value: Any, settings: ReadSettings) -> Any:
+def apply_map_function(sample_json: Any, settings: ReadSettings) -> Any:
     """Run the function of `source.map` on a sample's JSON and return its result; the same JSON if none is set.
 
     A list at the root is passed to the function as an object with the one key `messages`. Raises Skip if the function
     returns None, raises an error, or returns no JSON object.
     """
     if settings.map is None:
-        return value
-    if isinstance(value, list):
-        value = {settings.messages_key or "messages": value}
-    if not isinstance(value, dict):
-        return value  # the caller refuses a value that is no object
+        return sample_json
+    if isinstance(sample_json, list):
+        sample_json = {settings.messages_key or "messages": sample_json}
+    if not isinstance(sample_json, dict):
+        return sample_json  # the caller refuses a value that is no object
     step, name = _map_function(settings.map), settings.map.partition(_HASH_MARK)[0]
     try:
-        record = step(value)
+        record = step(sample_json)
     except Exception as error:  # an error in the user's code
         raise Skip(Reason.MAP_ERROR, f"{name} raised {type(error).__name__}: {error}") from None
     if record is None:
@@ -239,7 +239,7 @@ def map_record(value: Any, settings: ReadSettings) -> Any:
 
 @lru_cache
 def _map_function(name: str) -> _RecordMap:
-    name_with_hash(name)
+    function_name_with_file_hash(name)
     return _load_with_hash(name.partition(_HASH_MARK)[0])[0]
 
 

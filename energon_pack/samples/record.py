@@ -10,31 +10,31 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from energon_pack.samples.dialects.media_in_text import media_name_in, with_checked_tags
+from energon_pack.samples.dialects.media_in_text import media_name_in, replace_checked_media_tags
 from energon_pack.samples.dialects.pairs import question_and_answer_turns, turns_of_pair, turns_of_prompts_and_captions
 from energon_pack.samples.dialects.rewrite import rewrite_record
-from energon_pack.samples.dialects.table import fitting_reading, no_conversation_skip
+from energon_pack.samples.dialects.table import find_only_fitting_reading, no_conversation_skip
 from energon_pack.samples.documents import DOCUMENT, document_of_answer, is_document
-from energon_pack.samples.frames import frame_lists_as_images, frame_parts
+from energon_pack.samples.frames import frame_lists_as_images, video_parts_from_frame_files
 from energon_pack.samples.keys import similar_key_hint, unknown_keys, without_synonyms
-from energon_pack.samples.media.kinds import KINDS, MEDIA_TYPES, PART_TYPES, VIDEO, kind_by_extension
+from energon_pack.samples.media.kinds import KINDS, MEDIA_TYPES, PART_TYPES, VIDEO, media_kind_by_extension
 from energon_pack.samples.media.medium import SETTING_KEYS
-from energon_pack.samples.media_marks import empty_media_keys
+from energon_pack.samples.media_marks import empty_media_keys_by_kind
 from energon_pack.samples.placeholders import flat_content, media_type_of_parts
 from energon_pack.samples.preference import PREFERENCE_KEYS, with_rejected_as_chosen, without_rejected_answer
 from energon_pack.samples.raw_record import without_nulls_in_tool_calls
 from energon_pack.samples.sample import CONTENT_KEYS, MESSAGE_KEYS, REASONING_KEYS, ROLE_KEYS, Message
-from energon_pack.samples.settings import Frames, ReadSettings, SampleType, ToolsAs
+from energon_pack.samples.settings import Frames, ReadSettings, SampleType, ToolForm
 from energon_pack.samples.skip import Reason, Skip, key_of_synonyms, value_of_synonyms
 from energon_pack.samples.tool_calls import (
     TOOL_PART_TYPES,
+    split_turn_by_content_parts,
     tool_schemas_of,
-    turns_of_parts,
     with_calls_as_text,
     with_calls_from_content,
-    with_tool_calls,
+    with_tool_calls_as_list,
 )
-from energon_pack.samples.turns import CALL_ROLES, ROLES, check_part_weights, joined_calls
+from energon_pack.samples.turns import CALL_ROLES, ROLES, join_tool_call_turns, refuse_wrong_part_weights
 from energon_pack.samples.weights import PART_WEIGHTS
 
 _MEDIA_LISTING_KEYS = ("name", "media_files")
@@ -82,12 +82,12 @@ class Record:
     rejected: list[Message] = field(default_factory=list)
 
 
-def parse_record(value: Any, settings: ReadSettings) -> Record:
+def parse_record(sample_json: Any, settings: ReadSettings) -> Record:
     """Normalise one sample's JSON; a list at the root is a list of messages.
 
     `dialects.table.possible_readings` says where it looks for these, in which order.
     """
-    return parse_rewritten_record(rewrite_record(value, settings), settings)
+    return parse_rewritten_record(rewrite_record(sample_json, settings), settings)
 
 
 def parse_rewritten_record(value: Any, settings: ReadSettings, listed: Sequence[str] = ()) -> Record:
@@ -128,13 +128,13 @@ def parse_rewritten_record(value: Any, settings: ReadSettings, listed: Sequence[
     if settings.sample_type is SampleType.document and not is_document(messages):
         raise Skip(Reason.NO_MESSAGES, f"source.sample_type=document, and roles are {roles[:8]}")
     tools = tool_schemas_of(value.get("tools") or value.get("functions"))
-    is_as_text = settings.tools is ToolsAs.text
+    is_as_text = settings.tools is ToolForm.text
     has_calls = is_as_text and any(message.get("tool_calls") for message in messages)
     if is_as_text:
         messages = [with_calls_as_text(message, index) for index, message in enumerate(messages)]
     if settings.frames is Frames.images:
         messages = frame_lists_as_images(messages)
-    messages = with_checked_tags(messages, value, listed)
+    messages = replace_checked_media_tags(messages, value, listed)
     if isinstance(names := value.get("patch_positions"), list):
         value = {**value, "patch_positions": list(_flat_items(names))}
     listings = [key for key in _MEDIA_LISTING_KEYS if key in value and _is_listing(value[key])]
@@ -147,7 +147,7 @@ def parse_rewritten_record(value: Any, settings: ReadSettings, listed: Sequence[
         or value_of_synonyms({key: _declared_media_type(value.get(key)) for key in _KIND_KEYS}, _KIND_KEYS),
         fields={key: item for key, item in value.items() if key not in used},
         unknown=unknown,
-        empty_media=empty_media_keys(value, settings),
+        empty_media=empty_media_keys_by_kind(value, settings),
         is_caption="caption" in used,
         is_question=not used.isdisjoint(("question", "questions")),
         is_declared_document=settings.sample_type is SampleType.document,
@@ -176,7 +176,7 @@ def _conversation_fields(settings: ReadSettings) -> tuple[str, ...]:
 
 def _find_messages(value: Mapping[str, Any], settings: ReadSettings) -> tuple[list[Message], set[str], dict[str, Any]]:
     """Return the messages of a sample, the keys they came from, and other texts of a conversation that it has."""
-    if read := fitting_reading(value, settings):
+    if read := find_only_fitting_reading(value, settings):
         written, other_texts = read
         turns = written.make_turns()
         messages = turns if written.name in ("document", "text") else _normalized_messages(turns)
@@ -199,10 +199,10 @@ def _normalized_messages(value: Any) -> list[Message]:
     for index, message in enumerate(value):
         for each in _normalized_turns(message, index):
             if PART_WEIGHTS in each:
-                check_part_weights(each, index)
+                refuse_wrong_part_weights(each, index)
             before = messages[-1] if messages else None
             spelled = message.get(key_of_synonyms(message, ROLE_KEYS))
-            if "tool_calls" in each and (both := joined_calls(before, each, spelled)):
+            if "tool_calls" in each and (both := join_tool_call_turns(before, each, spelled)):
                 messages[-1] = both
             else:
                 messages.append(each)
@@ -227,7 +227,7 @@ def _normalized_turns(message: Any, index: int) -> list[Message]:
         message = without_synonyms(message, 1)
         normal |= {k: v for k, v in message.items() if k not in (role_key, content_key, *normal)}
         if role == "assistant":
-            normal = with_tool_calls(normal, index)
+            normal = with_tool_calls_as_list(normal, index)
         elif strange := next((key for key in ("tool_calls", "function_call") if normal.get(key)), None):
             raise Skip(Reason.BAD_MESSAGE, f"message {index} of the role {named!r} has {strange}")
         for key in REASONING_KEYS:
@@ -237,7 +237,7 @@ def _normalized_turns(message: Any, index: int) -> list[Message]:
         return [with_calls_from_content(normal, index)]
     if isinstance(content, list):
         if any(isinstance(part, dict) and part.get("type") in TOOL_PART_TYPES for part in content):
-            return [_with_content(turn, index) for turn in turns_of_parts(normal, index)]
+            return [_with_content(turn, index) for turn in split_turn_by_content_parts(normal, index)]
         return [_with_content(normal, index)]
     is_blank = role == "assistant" and content_key in message  # an empty answer, as `samples.turns` says
     if content is None and (is_blank or normal.get("tool_calls") or any(map(normal.get, REASONING_KEYS))):
@@ -281,7 +281,7 @@ def _content(items: list[Any], index: int) -> str | list[Message]:
             )
             settings = {key: item[key] for key in SETTING_KEYS if item.get(key) is not None}
             if kind == VIDEO.kind and isinstance(named, list):
-                parts += frame_parts(named, settings)
+                parts += video_parts_from_frame_files(named, settings)
                 continue
             part = {"type": kind, **({"name": named} if isinstance(named, str) else {})}
             parts.append({**part, "settings": settings} if settings else part)
@@ -307,7 +307,11 @@ def _listed_media(value: Mapping[str, Any], listings: Sequence[str], messages: l
 
 def _is_listing(value: Any) -> bool:
     """Tell whether `name` lists media: any list does, a string only if it looks like a file (unlike "alpaca")."""
-    return bool(value) if isinstance(value, list) else isinstance(value, str) and kind_by_extension(value) is not None
+    return (
+        bool(value)
+        if isinstance(value, list)
+        else isinstance(value, str) and media_kind_by_extension(value) is not None
+    )
 
 
 def _declared_media_type(value: Any) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from energon_pack.run.untrusted_input import parse_json
-from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, format_of, kind_by_extension
+from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, find_media_format, media_kind_by_extension
 from energon_pack.samples.media.medium import SOUND_EXTENSION_OF
 from energon_pack.samples.skip import Skip
 
@@ -46,9 +46,9 @@ class MediaPart(NamedTuple):
 AnyPart = Part | MediaPart
 
 
-def media_type_by_name(names: Sequence[str]) -> str | None:
+def guess_media_type_by_names(part_names: Sequence[str]) -> str | None:
     """Guess the media type of a sample by the names of its parts: a kind, or `mix` for several; None: no media."""
-    kinds = [kind for name in names if (kind := kind_by_extension(name))]
+    kinds = [kind for name in part_names if (kind := media_kind_by_extension(name))]
     return media_type(kinds) if kinds else None
 
 
@@ -62,7 +62,7 @@ REFERENCES_FIELD, SOURCE_PARTS_FIELD = "media_refs", "media_parts"
 Parts = Mapping[str, Any]  # of an Energon sample: bytes or already decoded
 
 
-def json_of(part: Any) -> Any:
+def parse_json_part(part: Any) -> Any:
     return parse_json(part) if isinstance(part, (bytes, str)) else part
 
 
@@ -76,15 +76,15 @@ def media_by_kind(parts: Parts, media: Sequence[tuple[str, str]]) -> dict[str, l
     return {kind: [medium_of(parts, name, its_kind) for name, its_kind in media if its_kind == kind] for kind in KINDS}
 
 
-def kind_of(parts: Parts, name: str) -> str:
+def media_kind_of_part(parts: Parts, part_name: str) -> str:
     """Return the kind of a medium by its content, or by its name if the part is missing or already decoded.
 
     A container that may hold a sound alone is opened; if that fails, it counts as the container's usual kind.
     """
-    value, named = parts.get(name), kind_by_extension(name) or IMAGE.kind
+    value, named = parts.get(part_name), media_kind_by_extension(part_name) or IMAGE.kind
     if not isinstance(value, bytes):
         return named
-    container = format_of(value[:16])
+    container = find_media_format(value[:16])
     if container is not None and container.extension in SOUND_EXTENSION_OF:
         if named == AUDIO.kind:
             return named

@@ -18,14 +18,14 @@ class SampleType(str, Enum):
     document = "document"
 
 
-class ToolsAs(str, Enum):
+class ToolForm(str, Enum):
     """How tools and tool calls reach the chat template: as such (auto), or calls as JSON in the text."""
 
     auto = "auto"
     text = "text"
 
 
-class Take(str, Enum):
+class PreferenceTake(str, Enum):
     """Which of the two conversations of preference data is packed: the chosen one, or both, as a pair."""
 
     chosen = "chosen"
@@ -46,20 +46,20 @@ class Frames(str, Enum):
     images = "images"
 
 
-class UnreadMedia(str, Enum):
+class UnreadMediaPolicy(str, Enum):
     """What to do with media under a key that is not read: ignore them."""
 
     ignore = "ignore"
 
 
-class MissingMedia(str, Enum):
+class MissingMediaPolicy(str, Enum):
     """What to do with a document between whose texts pictures stand, if one of them is missing."""
 
     skip = "skip"
     remove = "remove"
 
 
-class Nulls(str, Enum):
+class NullPolicy(str, Enum):
     """What to do with null values in the tools and tool calls of a record."""
 
     drop = "drop"
@@ -118,9 +118,9 @@ class ReadSettings:
     sample_type: SampleType = SampleType.auto
     #: of preference data (`chosen` and `rejected`, a `label`) the good conversations, or both sides of each pair; None:
     #: each is left out
-    take: Take | None = None
+    take: PreferenceTake | None = None
     #: auto: the chat template writes tools and calls; text: calls are their JSON in the answer, tools are left out
-    tools: ToolsAs = ToolsAs.auto
+    tools: ToolForm = ToolForm.auto
     #: the user's text before a caption; by default none
     caption_prompt: str = ""
     #: special tokens that are spelled out in the data: keep them, as the processor would, or skip the sample
@@ -128,15 +128,15 @@ class ReadSettings:
     #: how to read a video that is listed as the files of its frames: as one video, or as images
     frames: Frames = Frames.video
     #: ignore: samples whose media nothing reads are packed as text; None: each is left out
-    media: UnreadMedia | None = None
+    media: UnreadMediaPolicy | None = None
     #: module:function of the user that changes each record before it is read, or leaves it out; None: no change
     map: str | None = None
     #: whether the sound of videos is heard, too, where a sample does not say; None: it is not
     use_audio_in_video: bool | None = None
     #: a document of texts and pictures, one of which is missing: skip it, or remove the place of this picture
-    missing_media: MissingMedia = MissingMedia.skip
+    missing_media: MissingMediaPolicy = MissingMediaPolicy.skip
     #: nulls in calls and tools of JSON: drop or keep them; None: those go that a table put in (`samples.raw_record`)
-    nulls: Nulls | None = None
+    nulls: NullPolicy | None = None
     columns: Columns = field(default_factory=Columns)
     roles: Roles = field(default_factory=Roles)
 
@@ -152,12 +152,14 @@ class ReadSettings:
 
         Settings of later versions are left out where they are not set, so that lengths in a cache stay valid.
         """
-        return without_unset_later_settings(plain(self))
+        return without_unset_newer_settings(plain(self))
 
 
-def without_unset_later_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+def without_unset_newer_settings(source_settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a config's node `source` without settings of later versions that are not set."""
-    return {name: value for name, value in values.items() if name not in _LATER_SETTINGS or not _is_unset(value)}
+    return {
+        name: value for name, value in source_settings.items() if name not in _LATER_SETTINGS or not _is_unset(value)
+    }
 
 
 _LATER_SETTINGS = ("map", "media", "missing_media", "nulls", "use_audio_in_video", "columns", "roles")
@@ -168,4 +170,4 @@ def _is_unset(value: Any) -> bool:
 
 
 #: for conversations that packs store: an answer alone was not read as a document there
-STORED_SETTINGS = ReadSettings(sample_type=SampleType.chat, nulls=Nulls.keep)
+STORED_SETTINGS = ReadSettings(sample_type=SampleType.chat, nulls=NullPolicy.keep)

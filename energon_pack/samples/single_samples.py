@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from energon_pack.errors import PackError
 from energon_pack.samples.flavors.base import PackedFlavor
-from energon_pack.samples.media.kinds import IMAGE, kind_by_extension
+from energon_pack.samples.media.kinds import IMAGE, media_kind_by_extension
 from energon_pack.samples.sample import MESSAGE_KEYS, media_type
 
 _TIME_FIELDS = ("patch_positions", "fps", "timestamp_decimal")
@@ -33,7 +33,7 @@ def single_sample_of_member(
         member: the member's JSON, from the flavour's `samples`.
         names: the member's part names, from the flavour's `parts`.
         media: new name and kind of each medium; None: media keep the names that they have in the pack.
-        messages_key: see `single_record`.
+        messages_key: see `sample_json_of_member`.
     """
     packed = [name for name in names if not name.endswith(".npy")]
     new = media if media is not None else [(name, flavor.kind(name) or IMAGE.kind) for name in packed]
@@ -45,7 +45,7 @@ def single_sample_of_member(
         member = _with_source_times(member)
     parts = {name: part for (name, _), part in zip(new, packed, strict=True)}
     return SingleSample(
-        single_record(member, new, messages_key), parts | {called[i]: array for i, array in arrays.items()}
+        sample_json_of_member(member, new, messages_key), parts | {called[i]: array for i, array in arrays.items()}
     )
 
 
@@ -57,7 +57,7 @@ def _with_source_times(value: Mapping[str, Any]) -> Mapping[str, Any]:
     return {name: item for name, item in value.items() if name not in times} | {"source_times": times}
 
 
-def single_record(
+def sample_json_of_member(
     member: Mapping[str, Any], media: list[tuple[str, str]], messages_key: str | None = None
 ) -> dict[str, Any]:
     """Make the JSON of a single sample from a member's JSON in a pack.
@@ -77,7 +77,7 @@ def single_record(
     names = [name for name, _ in media]
     record: dict[str, Any] = {key: member["messages"], "media": media_type([kind for _, kind in media])}
     if names != [
-        name for name in dict.fromkeys(names) if kind_by_extension(name)
+        name for name in dict.fromkeys(names) if media_kind_by_extension(name)
     ]:  # the tar's names do not tell all media
         listing = next((name for name in ("name", "media_files") if name not in restored), None)
         if listing is None:

@@ -7,7 +7,7 @@ from enum import Enum
 from itertools import chain
 from typing import Any, NamedTuple
 
-from energon_pack.errors import without_passwords
+from energon_pack.errors import hide_passwords_in_text
 
 #: what Hydra's grammar takes without quotes
 _PLAIN_VALUE = re.compile(r"[A-Za-z0-9_./+@%?|*:-]+")
@@ -96,7 +96,7 @@ class Skip(Exception):
         #: the sample's media type, by the part that was read
         self.media_type: str | None = None
         self.reason, self.hint = reason, hint
-        self.detail = without_passwords(" ".join(detail.split()))[:300]
+        self.detail = hide_passwords_in_text(" ".join(detail.split()))[:300]
 
     def __str__(self) -> str:
         return f"{self.reason.value}: {self.detail}"
@@ -109,25 +109,25 @@ class Skip(Exception):
         return skip
 
 
-def key_of_synonyms(value: Mapping[str, Any], keys: Sequence[str]) -> str:
+def key_of_synonyms(fields: Mapping[str, Any], synonym_keys: Sequence[str]) -> str:
     """Return the first of several keys of one meaning that has a value; else the first that is there, or of all."""
-    there = (key for key in keys if key in value)
-    return next(filter(value.get, keys), None) or next(chain(there, keys), "")
+    there = (key for key in synonym_keys if key in fields)
+    return next(filter(fields.get, synonym_keys), None) or next(chain(there, synonym_keys), "")
 
 
-def value_of_synonyms(value: Mapping[str, Any], keys: Sequence[str], place: str = "") -> Any:
+def value_of_synonyms(fields: Mapping[str, Any], synonym_keys: Sequence[str], key_prefix: str = "") -> Any:
     """Return what a mapping has under the `key_of_synonyms`; None: no key is there.
 
     Args:
-        place: a prefix for keys in the error, such as `messages[].`.
+        key_prefix: a prefix for keys in the error, such as `messages[].`.
 
     Raises:
         Skip: `bad_message`: two keys have different values, and one would be dropped.
     """
-    first = key_of_synonyms(value, keys)
-    for key in filter(value.get, keys):
-        one, other = (item if isinstance(item, list) else [item] for item in (value[first], value[key]))
+    first = key_of_synonyms(fields, synonym_keys)
+    for key in filter(fields.get, synonym_keys):
+        one, other = (item if isinstance(item, list) else [item] for item in (fields[first], fields[key]))
         if one != other:
-            both = f"{place}{first} is {str(value[first])[:40]!r} and {key} {str(value[key])[:40]!r}"
+            both = f"{key_prefix}{first} is {str(fields[first])[:40]!r} and {key} {str(fields[key])[:40]!r}"
             raise Skip(Reason.BAD_MESSAGE, f"{both}: two spellings of one thing; source.map can leave one out")
-    return value.get(first)
+    return fields.get(first)

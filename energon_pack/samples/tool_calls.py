@@ -22,11 +22,11 @@ from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
 from energon_pack.samples.turns import (
     VALUE_KEYS,
     has_argument_key,
-    holders_of_keys,
-    is_call,
-    json_or_none,
+    is_tool_call_part,
+    objects_with_call_keys,
+    parse_json_or_none,
     part_weights_with_calls_as_text,
-    text_and_calls,
+    split_text_and_tool_calls,
 )
 from energon_pack.samples.weights import TURN_WEIGHT_KEYS
 
@@ -48,26 +48,26 @@ def with_calls_from_content(turn: Message, index: int) -> Message:
     return {**turn, "role": "assistant", "content": text, "tool_calls": calls}
 
 
-def with_tool_calls(turn: Message, index: int) -> Message:
+def with_tool_calls_as_list(turn: Message, turn_index: int) -> Message:
     """Return an assistant's turn with its calls as a list, which may be OpenAI's old `function_call` or JSON text."""
     calls = turn.get("tool_calls")
     if calls and turn.get("function_call") is not None:
-        raise Skip(Reason.BAD_MESSAGE, f"message {index} has calls both in tool_calls and in function_call")
+        raise Skip(Reason.BAD_MESSAGE, f"message {turn_index} has calls both in tool_calls and in function_call")
     spelled = calls
     if isinstance(calls, str) and calls.strip():
-        calls = json_or_none(calls)
+        calls = parse_json_or_none(calls)
     elif not calls:
         if turn.get("function_call") is None:
             return turn
-        calls = [_openai_call(turn["function_call"], index)]
+        calls = [_openai_call(turn["function_call"], turn_index)]
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
-        detail = f"message {index} has tool_calls that are no list of calls: {str(spelled)[:80]}"
+        detail = f"message {turn_index} has tool_calls that are no list of calls: {str(spelled)[:80]}"
         raise Skip(Reason.BAD_MESSAGE, detail)
-    calls = [_with_arguments(call, index) for call in calls]
+    calls = [_with_arguments(call, turn_index) for call in calls]
     return {**{key: item for key, item in turn.items() if key != "function_call"}, "tool_calls": calls}
 
 
-def turns_of_parts(turn: Message, index: int) -> list[Message]:
+def split_turn_by_content_parts(turn: Message, turn_index: int) -> list[Message]:
     """Split a turn whose content parts hold tool calls, thoughts or results of tools.
 
     Calls and thoughts become keys of the turn; each result becomes a turn of role `tool` before the turn's other parts.
@@ -78,10 +78,10 @@ def turns_of_parts(turn: Message, index: int) -> list[Message]:
     thoughts: list[Any] = []
     for part in turn["content"]:
         kind = part.get("type") if isinstance(part, dict) else None
-        if is_call(part):
-            calls.append(_openai_call(part, index))
+        if is_tool_call_part(part):
+            calls.append(_openai_call(part, turn_index))
         elif kind == "tool_call":
-            calls += _text_and_calls(value_of_synonyms(part, VALUE_KEYS, "content[]."), index)[1]
+            calls += _text_and_calls(value_of_synonyms(part, VALUE_KEYS, "content[]."), turn_index)[1]
         elif kind == "tool_result":
             content = part.get("content")
             named = {"tool_call_id": part["tool_use_id"]} if isinstance(part.get("tool_use_id"), str) else {}
@@ -90,15 +90,17 @@ def turns_of_parts(turn: Message, index: int) -> list[Message]:
         elif kind in TOOL_PART_TYPES:
             thoughts.append(value_of_synonyms(part, ("thinking", "value"), "content[]."))
         elif calls:
-            raise Skip(Reason.BAD_MESSAGE, f"message {index} goes on after a tool call: {str(part)[:80]}")
+            raise Skip(Reason.BAD_MESSAGE, f"message {turn_index} goes on after a tool call: {str(part)[:80]}")
         else:
             rest.append(part)
     if not all(isinstance(thought, str) for thought in thoughts):
-        raise Skip(Reason.BAD_MESSAGE, f"message {index} has a thought that is no text")
+        raise Skip(Reason.BAD_MESSAGE, f"message {turn_index} has a thought that is no text")
     if (calls or thoughts) and (turn["role"] != "assistant" or results):
-        raise Skip(Reason.BAD_MESSAGE, f"message {index} has calls or thoughts in a turn of the role {turn['role']!r}")
+        raise Skip(
+            Reason.BAD_MESSAGE, f"message {turn_index} has calls or thoughts in a turn of the role {turn['role']!r}"
+        )
     if (calls and turn.get("tool_calls")) or (thoughts and any(map(turn.get, REASONING_KEYS))):
-        raise Skip(Reason.BAD_MESSAGE, f"message {index} has calls or thoughts both in its content and beside it")
+        raise Skip(Reason.BAD_MESSAGE, f"message {turn_index} has calls or thoughts both in its content and beside it")
     if calls or thoughts:
         reasoning = {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
         turn = {**turn, "content": rest or "", **reasoning, **({"tool_calls": calls} if calls else {})}
@@ -150,7 +152,7 @@ def _tool_schema(item: Any) -> Any:
 
 def _parsed_schema(value: Any) -> Any:
     """Return a schema in which no schema is the JSON text of an object; other texts stay."""
-    if isinstance(value, str) and isinstance(schema := json_or_none(value), dict):
+    if isinstance(value, str) and isinstance(schema := parse_json_or_none(value), dict):
         value = schema
     if not isinstance(value, dict):
         return value
@@ -160,7 +162,7 @@ def _parsed_schema(value: Any) -> Any:
 
 def _text_and_calls(value: Any, index: int) -> tuple[str, list[Message]]:
     """Split the content of a turn of tool calls into its text and its calls."""
-    text, calls = text_and_calls(value)
+    text, calls = split_text_and_tool_calls(value)
     if not calls or None in calls:
         raise Skip(Reason.BAD_MESSAGE, f"message {index} is no JSON of a tool call: {str(value)[:80]}")
     return text, [_openai_call(call, index, is_text=True) for call in calls]
@@ -196,7 +198,7 @@ def _name_and_arguments_of(call: Any, index: int, is_text: bool = False) -> tupl
         raise Skip(Reason.BAD_MESSAGE, f"message {index} is no JSON of a tool call with a name: {str(call)[:80]}")
     spelled = {
         f"{'function.' if holder is not call else ''}{key}": holder[key]
-        for holder in reversed(holders_of_keys(call))
+        for holder in reversed(objects_with_call_keys(call))
         for key in ARGUMENT_KEYS
         if key in holder
     }
@@ -236,7 +238,7 @@ def _hidden_arguments_skip(name: str, keys: list[str], index: int) -> Skip:
 
 def _object_of(value: Any) -> Any:
     """Return a value, or the object of which it is the JSON text."""
-    parsed = json_or_none(value) if isinstance(value, str) else None
+    parsed = parse_json_or_none(value) if isinstance(value, str) else None
     return parsed if isinstance(parsed, dict) else value
 
 

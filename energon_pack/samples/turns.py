@@ -1,10 +1,10 @@
 """Read the turns of a conversation: roles, tool calls as written, empty answers, turns that are one answer. Pure.
 
-`written_calls` finds the calls of a turn in every spelling:
+`find_tool_calls_in_turn` finds the calls of a turn in every spelling:
 
     {"from": "function_call", "value": "{\\"name\\": \\"tide_at\\", \\"args\\": {}}"} ─► {"name": "tide_at", "args": {}}
 
-`joined_calls` makes one turn of a text and its calls, with the weight that each had:
+`join_tool_call_turns` makes one turn of a text and its calls, with the weight that each had:
 
     {"role": "assistant", "content": "I look.", "loss": false}   ┐  {"role": "assistant", "content": "I look.",
     {"role": "tool_call", "content": "{\\"name\\": \\"tide_at\\", …}"} ┘   "tool_calls": [{…}],
@@ -34,58 +34,58 @@ _THOUGHT_PATTERN = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
 _TAGGED_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
-def written_calls(turn: Mapping[str, Any]) -> Iterator[tuple[Message, bool]]:
+def find_tool_calls_in_turn(turn: Mapping[str, Any]) -> Iterator[tuple[Message, bool]]:
     """Yield each call of a turn that is an object, and whether it is the text of a turn or of a part."""
     content = turn.get(key_of_synonyms(turn, CONTENT_KEYS))
     is_call_turn = turn.get(key_of_synonyms(turn, ROLE_KEYS)) in CALL_ROLES
     if len(turn) < 3 and not is_call_turn and not isinstance(content, list):
         return
     calls = turn.get("tool_calls")
-    beside = [turn.get("function_call"), *_as_list(json_or_none(calls) if isinstance(calls, str) else calls)]
-    in_text = text_and_calls(content)[1] if is_call_turn else []
+    beside = [turn.get("function_call"), *_as_list(parse_json_or_none(calls) if isinstance(calls, str) else calls)]
+    in_text = split_text_and_tool_calls(content)[1] if is_call_turn else []
     for part in content if isinstance(content, list) and not is_call_turn else ():
-        if is_call(part):
+        if is_tool_call_part(part):
             beside.append(part)
         elif isinstance(part, dict) and part.get("type") == "tool_call":
-            in_text += text_and_calls(part.get("value") or part.get("tool_call"))[1]
+            in_text += split_text_and_tool_calls(part.get("value") or part.get("tool_call"))[1]
     yield from ((call, False) for call in beside if isinstance(call, dict))
     yield from ((call, True) for call in in_text if isinstance(call, dict))
 
 
-def is_call(part: Any) -> bool:
+def is_tool_call_part(part: Any) -> bool:
     """Tell whether a content part is a call itself: Anthropic's, or LangChain's, which has no value."""
     kind = part.get("type") if isinstance(part, dict) else None
     return bool(kind == "tool_use" or (kind == "tool_call" and part.keys().isdisjoint(VALUE_KEYS)))
 
 
-def text_and_calls(value: Any) -> tuple[str, list[Any]]:
+def split_text_and_tool_calls(content: Any) -> tuple[str, list[Any]]:
     """Split the content of a turn of tool calls into its text and its calls; None: a call that is no JSON.
 
     The content is the JSON of one call or of a list, perhaps after a thought; or a text with `<tool_call>` tags.
     """
-    text, calls = "", value
-    if isinstance(value, str):
-        calls = json_or_none(value)
-        if calls is None and (bodies := _TAGGED_CALL.findall(value)):
-            parsed = (_as_list(json_or_none(body)) for body in bodies)
-            text, calls = _TAGGED_CALL.sub("", value).strip(), [call for several in parsed for call in several]
-        elif calls is None and (thought := _THOUGHT_PATTERN.match(value)):
-            text, calls = thought[0].strip(), json_or_none(value[thought.end() :])
+    text, calls = "", content
+    if isinstance(content, str):
+        calls = parse_json_or_none(content)
+        if calls is None and (bodies := _TAGGED_CALL.findall(content)):
+            parsed = (_as_list(parse_json_or_none(body)) for body in bodies)
+            text, calls = _TAGGED_CALL.sub("", content).strip(), [call for several in parsed for call in several]
+        elif calls is None and (thought := _THOUGHT_PATTERN.match(content)):
+            text, calls = thought[0].strip(), parse_json_or_none(content[thought.end() :])
     return text, _as_list(calls)
 
 
-def holders_of_keys(call: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def objects_with_call_keys(tool_call: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the objects that hold a call's keys: the call, and its `function` if that is an object."""
-    function = call.get("function")
-    return [call, function] if isinstance(function, dict) else [call]
+    function = tool_call.get("function")
+    return [tool_call, function] if isinstance(function, dict) else [tool_call]
 
 
-def has_argument_key(call: Mapping[str, Any]) -> bool:
+def has_argument_key(tool_call: Mapping[str, Any]) -> bool:
     """Tell whether a call has one of the keys that hold arguments."""
-    return any(not holder.keys().isdisjoint(ARGUMENT_KEYS) for holder in holders_of_keys(call))
+    return any(not holder.keys().isdisjoint(ARGUMENT_KEYS) for holder in objects_with_call_keys(tool_call))
 
 
-def json_or_none(text: str) -> Any:
+def parse_json_or_none(text: str) -> Any:
     """Parse JSON; None: the text is no JSON."""
     try:
         return parse_json_or_skip(text)
@@ -110,9 +110,9 @@ ROLES = {
 _ROLES_OF_MESSAGES = (*(role for role, ours in ROLES.items() if ours in ("user", "assistant")), "prompter")
 
 
-def refuse_message(value: Mapping[str, Any]) -> None:
+def refuse_lone_message(record_json: Mapping[str, Any]) -> None:
     """Raise Skip (`bad_message`) for a `text` with a role: one message of a conversation, as OpenAssistant has them."""
-    roles = (role for role in map(value.get, ROLE_KEYS) if isinstance(role, str) and role in _ROLES_OF_MESSAGES)
+    roles = (role for role in map(record_json.get, ROLE_KEYS) if isinstance(role, str) and role in _ROLES_OF_MESSAGES)
     if role := next(roles, None):
         advice = "write the messages of each conversation as `messages`; source.sample_type=document trains it alone"
         raise Skip(Reason.BAD_MESSAGE, f"text has the role {role!r}: it is a message, not a conversation: {advice}")
@@ -166,44 +166,49 @@ _REASONING, _CONTENT, _CALLS = PART_KEYS
 Parts = dict[str, list[list[Any]]]
 
 
-def joined_calls(before: Message | None, turn: Message, spelled: Any) -> Message | None:
-    """Join a turn of tool calls with the turn `before` it; None: they stay separate turns.
+def join_tool_call_turns(previous_turn: Message | None, turn: Message, written_role: Any) -> Message | None:
+    """Join a turn of tool calls with the turn `previous_turn` it; None: they stay separate turns.
 
     Consecutive calls become one turn. In ms-swift's spelling, so do a text and the calls that follow it.
-    `spelled`: the turn's role as the data spell it, such as `function_call`.
+    `written_role`: the turn's role as the data spell it, such as `function_call`.
     """
-    if before is None or before["role"] != "assistant" or spelled not in CALL_ROLES or PART_WEIGHTS in turn:
+    if (
+        previous_turn is None
+        or previous_turn["role"] != "assistant"
+        or written_role not in CALL_ROLES
+        or PART_WEIGHTS in turn
+    ):
         return None
-    if spelled == "function_call" and (turn["content"] or not before.get("tool_calls")):
+    if written_role == "function_call" and (turn["content"] or not previous_turn.get("tool_calls")):
         return None
-    joined = {**turn, **before}
-    if key := _key_of_thought(before) or _key_of_thought(turn):
+    joined = {**turn, **previous_turn}
+    if key := _key_of_thought(previous_turn) or _key_of_thought(turn):
         joined = {name: item for name, item in joined.items() if name == key or name not in REASONING_KEYS}
-        joined[key] = "\n".join(filter(None, map(_thought, (before, turn))))
-    if plans := [each["tool_plan"] for each in (before, turn) if isinstance(each.get("tool_plan"), str)]:
+        joined[key] = "\n".join(filter(None, map(_thought, (previous_turn, turn))))
+    if plans := [each["tool_plan"] for each in (previous_turn, turn) if isinstance(each.get("tool_plan"), str)]:
         joined["tool_plan"] = "\n".join(filter(None, plans))
-    joined["content"] = _joined_content(before["content"], turn["content"])
-    joined["tool_calls"] = [*(before.get("tool_calls") or []), *turn["tool_calls"]]
-    keys = TURN_WEIGHT_KEYS.intersection([*before, *turn])
-    if PART_WEIGHTS not in before and all(before.get(key) == turn.get(key) for key in keys):
+    joined["content"] = _joined_content(previous_turn["content"], turn["content"])
+    joined["tool_calls"] = [*(previous_turn.get("tool_calls") or []), *turn["tool_calls"]]
+    keys = TURN_WEIGHT_KEYS.intersection([*previous_turn, *turn])
+    if PART_WEIGHTS not in previous_turn and all(previous_turn.get(key) == turn.get(key) for key in keys):
         return joined
     joined = {key: item for key, item in joined.items() if key not in TURN_WEIGHT_KEYS}
-    return {**joined, PART_WEIGHTS: _joined_part_weights(before, turn)}
+    return {**joined, PART_WEIGHTS: _joined_part_weights(previous_turn, turn)}
 
 
-def check_part_weights(message: Message, index: int) -> None:
-    """Raise Skip (`bad_message`) unless the `part_weights` of a message are such as `joined_calls` writes."""
+def refuse_wrong_part_weights(message: Message, turn_index: int) -> None:
+    """Raise Skip (`bad_message`) unless the `part_weights` of a message are such as `join_tool_call_turns` writes."""
     parts = message[PART_WEIGHTS]
     has_lists = (
         isinstance(parts, dict) and {*parts} <= {*PART_KEYS} and all(isinstance(p, list) for p in parts.values())
     )
     each = [part for several in parts.values() for part in several] if has_lists else []
     if message["role"] != "assistant" or not each or not all(map(_is_part_weight, each)):
-        raise Skip(Reason.BAD_MESSAGE, f"message {index} has the {PART_WEIGHTS} {str(parts)[:80]}")
+        raise Skip(Reason.BAD_MESSAGE, f"message {turn_index} has the {PART_WEIGHTS} {str(parts)[:80]}")
     calls = message.get("tool_calls")
     if sum(num for num, _ in parts.get(_CALLS, ())) != (len(calls) if isinstance(calls, list) else 0):
         raise Skip(
-            Reason.BAD_MESSAGE, f"message {index} has {PART_WEIGHTS} of another number of calls: {str(parts)[:80]}"
+            Reason.BAD_MESSAGE, f"message {turn_index} has {PART_WEIGHTS} of another number of calls: {str(parts)[:80]}"
         )
 
 
@@ -231,13 +236,13 @@ def cut_by_weights(texts: Sequence[str], message: Message, name: str) -> list[li
     return pieces
 
 
-def part_weights_with_calls_as_text(message: Message, texts: list[str]) -> Message:
+def part_weights_with_calls_as_text(message: Message, call_texts: list[str]) -> Message:
     """Return the `part_weights` of a message whose calls become these texts, at the end of its content; or nothing."""
     if PART_WEIGHTS not in message:
         return {}
     parts = {name: [*several] for name, several in message[PART_WEIGHTS].items()}
     keys = [keys for num, keys in parts.pop(_CALLS, ()) for _ in range(num)]
-    as_texts = [[len(text), keys] for text, keys in zip(texts, keys, strict=True)]
+    as_texts = [[len(text), keys] for text, keys in zip(call_texts, keys, strict=True)]
     return {PART_WEIGHTS: {**parts, _CONTENT: _merged_part_weights([*parts.get(_CONTENT, ()), *as_texts])}}
 
 

@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from energon_pack.samples.dialects.media_in_text import names_file
-from energon_pack.samples.dialects.rewrite import parsed_text
+from energon_pack.samples.dialects.media_in_text import is_name_of_file
+from energon_pack.samples.dialects.rewrite import parse_json_or_python
 from energon_pack.samples.documents import is_document
 from energon_pack.samples.keys import (
     CALL_PREFIX,
@@ -21,8 +21,8 @@ from energon_pack.samples.keys import (
     similar_key,
     similar_key_hint,
 )
-from energon_pack.samples.media.kinds import KINDS, PART_TYPES, kind_by_extension
-from energon_pack.samples.media_marks import is_empty_listing
+from energon_pack.samples.media.kinds import KINDS, PART_TYPES, media_kind_by_extension
+from energon_pack.samples.media_marks import is_empty_media_list
 from energon_pack.samples.placeholders import num_text_placeholders
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import MESSAGE_KEYS
@@ -102,7 +102,7 @@ def _refuse_medium_without_file(record: Record) -> None:
         return
     for key, value in record.fields.items():
         named = _KEY_OF_MEDIUM.fullmatch(str(key)) or (record.is_caption and _KEY_OF_ORIGIN.search(str(key)))
-        is_none = isinstance(value, bool) or is_empty_listing(value) or str(value).lower() in _NO_IDS
+        is_none = isinstance(value, bool) or is_empty_media_list(value) or str(value).lower() in _NO_IDS
         if named and not is_none:
             detail = f"{key} has {str(value)[:80]!r}, which is no file: its medium is lost"
             advice = "(source.map can name one, source.media=ignore packs the text)"
@@ -175,7 +175,7 @@ def _kind_of_value(leaf: Any, field: _CheckedField, kind_of: KindOf) -> str | No
         return kind_of(leaf)
     if field.kind and not field.is_raw and _WEB_ADDRESS.match(leaf):
         return field.kind
-    may_be = named or field.kind or _INNER_NAME_MARK in leaf or kind_by_extension(leaf) is not None
+    may_be = named or field.kind or _INNER_NAME_MARK in leaf or media_kind_by_extension(leaf) is not None
     return kind_of(leaf) if may_be and len(leaf) <= _MAX_NAME_CHARACTERS and "\n" not in leaf else None
 
 
@@ -186,7 +186,7 @@ def _holds_addresses(value: Any) -> bool:
 
 def _names_read_medium(leaf: Any, read: Sequence[str]) -> bool:
     """Tell whether a value names a medium that is read, perhaps by a longer or a shorter path."""
-    return isinstance(leaf, str) and any(names_file(leaf.removeprefix("./"), path) for path in read)
+    return isinstance(leaf, str) and any(is_name_of_file(leaf.removeprefix("./"), path) for path in read)
 
 
 def leaf_values(value: Any) -> Iterator[Any]:
@@ -212,11 +212,11 @@ def _kind_by_name(value: Any) -> str | None:
         return None
     name = value.strip(_MARKS_AROUND_NAMES)
     if name[:1] in ("[", "{"):
-        return next(filter(None, map(_kind_by_name, leaf_values(parsed_text(name)))), None)
+        return next(filter(None, map(_kind_by_name, leaf_values(parse_json_or_python(name)))), None)
     if "://" in name:
         head, _, query = name.partition("#")[0].partition("?")
         name = name if " " in query else head
     if "." not in name or len(name) > _MAX_NAME_CHARACTERS or _NEVER_IN_NAMES.search(name) or name.endswith(".ts"):
         return None
     is_remark = name.count(" ") > 1 and not _FOLDER_OR_NUMBER.search(name)
-    return None if is_remark else kind_by_extension(name)
+    return None if is_remark else media_kind_by_extension(name)

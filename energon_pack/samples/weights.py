@@ -11,7 +11,7 @@ Each key has the meaning of the tool it comes from:
     loss_mask, trainable            a switch for answers
 
 An answer that several turns write, each with a weight of its own, is one turn: its `part_weights` hold the weight keys
-of each of its parts (`turns.joined_calls`).
+of each of its parts (`turns.join_tool_call_turns`).
 """
 
 from collections.abc import Mapping
@@ -44,16 +44,16 @@ class PartWeights(NamedTuple):
     calls: list[float]  # of each tool call
 
 
-def turn_weight(message: Message, chosen: bool) -> float:
+def turn_weight(message: Message, is_trained: bool) -> float:
     """Return a turn's weight in the loss: 1 if its own keys set none, 0 if it is not trained.
 
     The values of several keys are multiplied. Raises Skip (`bad_message`) for a value that is no weight.
 
     Args:
-        chosen: whether `labels.train_on` trains this turn if it is an answer; some keys override that.
+        is_trained: whether `labels.train_on` trains this turn if it is an answer; some keys override that.
     """
     if PART_WEIGHTS in message:
-        parts = weights_of_parts(message, chosen)
+        parts = weights_of_parts(message, is_trained)
         return max(parts.texts + parts.calls)
     is_answer = message["role"] in ("assistant", DOCUMENT)
     weight, overrides = 1.0, False
@@ -65,18 +65,18 @@ def turn_weight(message: Message, chosen: bool) -> float:
         value = checked_weight(message[key], f"{key} of a turn")
         weight *= 1 - value if key in MASK_KEYS else value
         overrides |= key in _OVERRIDING_KEYS
-    return weight if (chosen and is_answer) or overrides else 0.0
+    return weight if (is_trained and is_answer) or overrides else 0.0
 
 
-def weights_of_parts(message: Message, chosen: bool) -> PartWeights:
+def weights_of_parts(message: Message, is_trained: bool) -> PartWeights:
     """Return the weights of the parts of a turn that has `part_weights`, times the weight that its own keys set.
 
-    Raises Skip as `turn_weight` does; `chosen`: as there.
+    Raises Skip as `turn_weight` does; `is_trained`: as there.
     """
     turn = {key: message[key] for key in TURN_WEIGHT_KEYS.intersection(message)}
     own = turn_weight({"role": message["role"], **turn}, True)
     parts = {
-        name: [(num, own * turn_weight({"role": message["role"], **keys}, chosen)) for num, keys in parts]
+        name: [(num, own * turn_weight({"role": message["role"], **keys}, is_trained)) for num, keys in parts]
         for name, parts in message[PART_WEIGHTS].items()
     }
     texts = [weight for name in PART_KEYS[:2] for _, weight in parts.get(name, ())]

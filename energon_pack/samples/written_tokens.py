@@ -43,20 +43,21 @@ def join_member_tokens(members: Sequence[MemberTokens]) -> PackTokens:
         "frame": [frame for medium in videos for frame in medium.frames],
     }
     return PackTokens(
-        {name: np.array(rows, COLUMN_TYPES[name]) for name, rows in lists.items() if rows} | id_columns(text.ids)
+        {name: np.array(rows, COLUMN_TYPES[name]) for name, rows in lists.items() if rows}
+        | split_token_ids_into_columns(text.ids)
     )
 
 
-def id_columns(ids: npt.NDArray[np.int64]) -> dict[str, Array]:
+def split_token_ids_into_columns(token_ids: npt.NDArray[np.int64]) -> dict[str, Array]:
     """Split token ids below 2³¹ into the columns `low`, `high`, `repeated` and `num_more` (see `COLUMN_TYPES`)."""
-    starts = np.flatnonzero(np.diff(ids, prepend=-1))
-    times = np.diff(starts, append=len(ids))
+    starts = np.flatnonzero(np.diff(token_ids, prepend=-1))
+    times = np.diff(starts, append=len(token_ids))
     is_run = times >= _MIN_REPEATS
     places, num_more = starts[is_run], times[is_run] - 1
-    kept = np.ones(len(ids), bool)
+    kept = np.ones(len(token_ids), bool)
     for place, more in zip(places.tolist(), num_more.tolist(), strict=True):
         kept[place + 1 : place + 1 + more] = False
-    once = ids[kept] if len(places) else ids
+    once = token_ids[kept] if len(places) else token_ids
     num_planes = max(0, int(once.max(initial=0)).bit_length() - 16)
     high = (once >> 16).astype(np.uint16)
     planes = [np.packbits((high >> bit & 1).astype(bool)) for bit in range(num_planes)]

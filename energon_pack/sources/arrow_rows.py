@@ -20,21 +20,21 @@ import pyarrow as pa
 
 from energon_pack.errors import PackError, format_bytes, one_line
 from energon_pack.run.bounded_memory import LruCache
-from energon_pack.run.untrusted_input import BoundExceeded, bounded
+from energon_pack.run.untrusted_input import BoundExceeded, bounded_memory_and_time
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources.named_bytes import json_with_media_names, medium_bytes, value_at
+from energon_pack.sources.named_bytes import decode_medium_bytes, json_with_media_names, value_at
 from energon_pack.sources.open_tables import (
     GroupKey,
-    OpenTables,
-    as_pack_errors,
+    OpenTableCache,
     cached_row_json,
     cell_item,
-    errors_as_bad_row,
-    find_row,
-    row_and_way,
+    find_group_of_row,
+    split_cell_key,
+    turn_errors_into_pack_error,
+    turn_errors_into_row_skip,
 )
 from energon_pack.sources.parquet_pages import plain_type
-from energon_pack.sources.storage import File, FileState, InMemory
+from energon_pack.sources.storage import File, FileState, InMemoryFile
 
 _FILE_MAGIC = b"ARROW1\0\0"  # of a file: a stream lies behind it
 _CONTINUES = b"\xff\xff\xff\xff"  # before the length of a message, since Arrow 0.15
@@ -112,7 +112,7 @@ class ArrowTable:
     def read(self, number: int) -> pa.RecordBatch:
         """Read a batch, and check that its offsets and texts are valid."""
         message = self.batches[number]
-        with bounded(_MAX_BATCH_BYTES + _MEMORY_PER_BYTE * message.size):
+        with bounded_memory_and_time(_MAX_BATCH_BYTES + _MEMORY_PER_BYTE * message.size):
             data = self._bytes_of(message)
             if len(self.head) == 1:
                 batch = pa.ipc.read_record_batch(pa.ipc.read_message(data), self.schema)
@@ -225,33 +225,33 @@ def _place_of_field(message: bytes, table: int, slot: int) -> int:
     return table + offset if offset else 0
 
 
-_open_tables = OpenTables(_read_table)
+_open_tables = OpenTableCache(_read_table)
 #: the rows of a batch, and the bytes of memory that they take
 _kept_batches: LruCache[GroupKey, tuple[pa.RecordBatch, int]] = LruCache(64 << 20, lambda kept: kept[1])
 
 
 def table_of(path: str) -> ArrowTable:
     """Return the table of an Arrow file, opened if it was not; raises PackError if it can't be read as Arrow."""
-    with as_pack_errors(path, "Arrow"):
+    with turn_errors_into_pack_error(path, "Arrow"):
         _, table = _open_tables.get(path)
         _ = table.text_lens
         return table
 
 
-def row_json(path: str, version: str, number: int) -> bytes:
+def row_json(path: str, version: str, row_number: int) -> bytes:
     """Return the JSON of a row, with names in place of bytes; raises Skip if the row can't be read.
 
-    `version`: the file's version when it was found; `number`: the row's number in the file, from 0.
+    `version`: the file's version when it was found; `row_number`: the row's number in the file, from 0.
     """
-    with errors_as_bad_row(number):
-        table, key, row = find_row(_open_tables, path, version, number)
-        return cached_row_json(path, version, number, partial(_rows_as_json, table, key, row))
+    with turn_errors_into_row_skip(row_number):
+        table, key, row = find_group_of_row(_open_tables, path, version, row_number)
+        return cached_row_json(path, version, row_number, partial(_rows_as_json, table, key, row))
 
 
 def _rows_as_json(table: ArrowTable, key: GroupKey, first: int, number: int) -> list[bytes]:
     """Return the JSON of rows of a batch, with names in place of bytes; raises BoundExceeded."""
     rows, start = _read_batch(table, key).slice(first, number), table.group_starts[key[2]] + first
-    with bounded(_MAX_BATCH_BYTES + _MEMORY_PER_BYTE * table.batches[key[2]].size):
+    with bounded_memory_and_time(_MAX_BATCH_BYTES + _MEMORY_PER_BYTE * table.batches[key[2]].size):
         columns = [
             [*map(_value_without_bytes, column)]
             if _has_bytes(column.type)
@@ -303,10 +303,10 @@ def open_cell(path: str, key: str) -> File:
 
     `key`: number of the row, and the keys to the value in it, as `17/images/0/bytes`; KeyError: there is no such value.
     """
-    number, way = row_and_way(key)
+    number, way = split_cell_key(key)
     file, _ = _open_tables.get(path)
     try:
-        table, batch, row = find_row(_open_tables, path, file.version, number)
+        table, batch, row = find_group_of_row(_open_tables, path, file.version, number)
         value = value_at(way, partial(cell_item, _read_batch(table, batch), row))
     except PackError:
         raise
@@ -314,7 +314,7 @@ def open_cell(path: str, key: str) -> File:
         raise Skip(Reason.UNREADABLE_MEDIA, f"{key!r} of the table: {one_line(error)}") from None
     if value.is_valid and hasattr(value, "as_buffer") and _has_bytes(value.type):
         return _CellFile(value.as_buffer(), file.version)
-    return InMemory(medium_bytes(way, value.as_py()), file.version)
+    return InMemoryFile(decode_medium_bytes(way, value.as_py()), file.version)
 
 
 def _read_batch(table: ArrowTable, key: GroupKey) -> pa.RecordBatch:

@@ -23,10 +23,10 @@ from energon_pack.run.files import digest_of_rest
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.jsonl.line_index import BYTE_ORDER_MARK, NUL_DAMAGE, make_index_table
-from energon_pack.sources.named_bytes import item_of, json_with_media_names, medium_at, parsed_base64_list
-from energon_pack.sources.open_tables import OpenTables, as_pack_errors, row_and_way
-from energon_pack.sources.other_formats import open_refusing_compressed, other_format
-from energon_pack.sources.storage import File, InMemory
+from energon_pack.sources.named_bytes import get_item_of_record, json_with_media_names, medium_at, parsed_base64_list
+from energon_pack.sources.open_tables import OpenTableCache, split_cell_key, turn_errors_into_pack_error
+from energon_pack.sources.other_formats import describe_foreign_format, open_refusing_compressed
+from energon_pack.sources.storage import File, InMemoryFile
 
 _BLOCK_BYTES = 4 << 20
 _MAX_HEADER_BYTES = 1 << 20
@@ -144,17 +144,19 @@ class CsvTable:
         """Return the records of the file behind the header."""
         return CsvRecordScanner(file, self.start, self.delimiter, self.ends_by_cr)
 
-    def cells(self, raw: bytes) -> dict[str, str | list[str]]:
+    def cells(self, record_bytes: bytes) -> dict[str, str | list[str]]:
         """Return the cells of a record that are not empty, by their columns; raises Skip if it is no such record.
 
         A cell that is a list of images in base64 is a list.
         """
-        cells, names = _split(raw, self.delimiter), self.columns
+        cells, names = _split(record_bytes, self.delimiter), self.columns
         if len(cells) < len(names) or any(cells[len(names) :]):
             named, shown = f"{len(names)} columns ({', '.join(names)[:80]})", ", ".join(cells)[:80]
             raise Skip(Reason.INVALID_JSON, f"{len(cells)} cells for {named}: {shown!r}")
         if cells == names:
-            raise Skip(Reason.INVALID_JSON, f"it names the columns again, as in files that were joined: {raw[:80]!r}")
+            raise Skip(
+                Reason.INVALID_JSON, f"it names the columns again, as in files that were joined: {record_bytes[:80]!r}"
+            )
         called = zip(names, cells, strict=False)
         return {name: parsed_base64_list(cell) or cell for name, cell in called if name and cell}
 
@@ -178,13 +180,13 @@ def _split(raw: bytes, delimiter: str) -> list[str]:
 def _read_table(path: str, file: File) -> CsvTable:
     head = file.read(0, _MAX_HEADER_BYTES)
     encoding = json.detect_encoding(head[:4])
-    if other := other_format(head):
+    if other := describe_foreign_format(head):
         raise PackError(f"{path} is {other}")
     if not encoding.startswith("utf-8"):
         raise PackError(f"{path} is {encoding.upper()}, and tables are read in UTF-8: iconv writes them so")
     name, start = os.path.basename(path), len(BYTE_ORDER_MARK) if head.startswith(BYTE_ORDER_MARK) else 0
     usual = "\t" if name.lower().endswith("tsv") else ","
-    records = CsvRecordScanner(InMemory(head, ""), start, "".join(_CALLED))
+    records = CsvRecordScanner(InMemoryFile(head, ""), start, "".join(_CALLED))
     offsets, sizes = _all_places(records)
     if not len(offsets):
         return CsvTable(name, usual, [], file.size)
@@ -216,27 +218,27 @@ def _all_places(records: CsvRecordScanner) -> _RecordPlaces:
     return np.concatenate(offsets), np.concatenate(sizes)
 
 
-_open_tables = OpenTables(_read_table)
+_open_tables = OpenTableCache(_read_table)
 #: path and version of a file → the places of its records
 _kept_places: LruCache[tuple[str, str], _RecordPlaces] = LruCache(256 << 20, lambda places: 2 * places[0].nbytes)
 
 
-def csv_of(path: str) -> CsvTable:
+def cached_csv_table(path: str) -> CsvTable:
     """Return the table of a CSV or TSV, opened if it was not; raises PackError if it can't be read as one."""
-    with as_pack_errors(path, "CSV"):
+    with turn_errors_into_pack_error(path, "CSV"):
         return _open_tables.get(path)[1]
 
 
 def delimiter_name(path: str) -> str:
-    """Return what separates the cells of a CSV or TSV: `,`, `;`, `tab`; raises PackError as `csv_of`."""
-    return _CALLED[csv_of(path).delimiter]
+    """Return what separates the cells of a CSV or TSV: `,`, `;`, `tab`; raises PackError as `cached_csv_table`."""
+    return _CALLED[cached_csv_table(path).delimiter]
 
 
 def index_csv(path: str) -> pa.Table:
     """Index a file: a row of `wds.INDEX_SCHEMA` for each record behind the header; its key is its number, from 0."""
     with open_refusing_compressed(path) as file:
         digest = digest_of_rest(as_file(file, _BLOCK_BYTES))
-        table = csv_of(path)
+        table = cached_csv_table(path)
         records = table.records(file)
         offsets, sizes = _all_places(records)
         bad = _why_cut(file, table, records, offsets, sizes)
@@ -273,34 +275,34 @@ def _lost_lines(
             yield offset, f"record {number} takes {ends + 1:,} lines, for a quote in it has no end or is not doubled"
 
 
-def first_csv_places(path: str, number: int) -> list[tuple[int, int]]:
+def first_csv_record_places(path: str, num_records: int) -> list[tuple[int, int]]:
     """Return offset and size of the first records behind the header."""
-    table = csv_of(path)
+    table = cached_csv_table(path)
     with open_refusing_compressed(path) as file:
         places: list[tuple[int, int]] = []
         for offsets, sizes in table.records(file).places():
             places += zip(offsets.tolist(), sizes.tolist(), strict=True)
-            if len(places) >= number:
+            if len(places) >= num_records:
                 break
-    return places[:number]
+    return places[:num_records]
 
 
-def row_json(path: str, file: File, number: int, offset: int, size: int) -> bytes:
+def row_json(path: str, file: File, row_number: int, offset: int, size: int) -> bytes:
     """Return the JSON of a record, with names in place of images in base64; raises Skip if it can't be read."""
     if size > _MAX_ROW_BYTES:
-        detail = f"record {number} has {format_bytes(size)}, and {format_bytes(_MAX_ROW_BYTES)} are read"
+        detail = f"record {row_number} has {format_bytes(size)}, and {format_bytes(_MAX_ROW_BYTES)} are read"
         raise Skip(Reason.INVALID_JSON, detail)
     _, table = _open_tables.get(path, file.version)
-    return json_with_media_names(table.cells(file.read(offset, size)), f"{table.name}::{number}")
+    return json_with_media_names(table.cells(file.read(offset, size)), f"{table.name}::{row_number}")
 
 
 def open_cell(path: str, key: str) -> File:
     """Decode an image in base64 of a cell. `key`: number of the record, and the column; KeyError: there is none."""
     file, table = _open_tables.get(path)
-    row, way = row_and_way(key)
+    row, way = split_cell_key(key)
     where = (path, file.version)
     offsets, sizes = _kept_places.get(where) or _kept_places.put(where, _all_places(table.records(file)))
     if row >= len(offsets):
         raise KeyError(key)
     cells = table.cells(file.read(int(offsets[row]), min(int(sizes[row]), _MAX_ROW_BYTES)))
-    return InMemory(medium_at(way, partial(item_of, cells)), file.version)
+    return InMemoryFile(medium_at(way, partial(get_item_of_record, cells)), file.version)

@@ -16,7 +16,7 @@ from typing import Any
 from PIL import Image, ImageDraw
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from energon_pack.run.files import is_intact, made_whole
+from energon_pack.run.files import is_intact, make_folder_atomically
 
 #: Raise this number when the demo's content changes: a cached demo is then made again.
 _VERSION = 1
@@ -43,12 +43,12 @@ _CHAT_TEMPLATE = """\
 """
 
 
-def make_demo(folder: Path) -> tuple[str, str]:
+def make_demo_source_and_processor(folder: Path) -> tuple[str, str]:
     """Make the demo in a folder unless it is there; return the paths of its folder of tars and of its processor."""
     finished = folder / f"v{_VERSION}"
     if not is_intact(finished):
         samples = list(_make_samples(random.Random(0)))
-        with made_whole(finished) as made:
+        with make_folder_atomically(finished) as made:
             _write_source(made / "source", samples)
             _write_processor(made / "processor", samples)
     return os.fspath(finished / "source"), os.fspath(finished / "processor")

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 from energon_pack.errors import PackError, amount
 from energon_pack.run.address import bucket_of, is_address, lies_in, only_local_paths
-from energon_pack.sources.media_files import absolute_mapped_places
+from energon_pack.sources.media_files import list_mapped_absolute_paths
 from energon_pack.sources.mixture import Mixture
-from energon_pack.sources.other_formats import COMPRESSED_NAME, TABLE_FILE, compressed_error
+from energon_pack.sources.other_formats import COMPRESSED_NAME, TABLE_FILE, make_compressed_file_error
 from energon_pack.sources.row_shard import RowShard
 from energon_pack.sources.shard import Shard, TarShard
 from energon_pack.sources.storage import (
@@ -43,30 +43,30 @@ JSON_FILE = re.compile(r"(?i)\.jsonl?$")
 _ABOUT_DATASET = re.compile(r"(?:^|/)(dataset_infos|dataset_dict|state)\.json$")
 
 
-def shard_of_file(
-    name: str,
+def make_shard_of_file(
+    name_in_ids: str,
     path: str,
-    kind: type[Shard] = TarShard,
-    fields: Mapping[str, Any] = MappingProxyType({}),
+    shard_class: type[Shard] = TarShard,
+    shard_fields: Mapping[str, Any] = MappingProxyType({}),
     state: FileState | None = None,
 ) -> Shard:
     """Make the shard object of a file; raises PackError if it is no regular file, or its name is not UTF-8.
 
     Args:
-        name: the file's name in sample ids.
-        fields: arguments for `kind` that not every kind of shard has.
+        name_in_ids: the file's name in sample ids.
+        shard_fields: arguments for `shard_class` that not every kind of shard has.
         state: size and version of the file; None: they are looked up.
     """
     state = state or state_of(path)
     if state is None:
         raise PackError(f"source.path: {path} is not a regular file")
     try:
-        name = os.fsencode(name).decode()  # undo the decoding by the locale
+        name_in_ids = os.fsencode(name_in_ids).decode()  # undo the decoding by the locale
     except UnicodeDecodeError:
         raise PackError(
             f"source.path: the name of {path!r} is not UTF-8, and could not stand in the ledger: rename it"
         ) from None
-    return kind(name, absolute(path), *state, **fields)
+    return shard_class(name_in_ids, absolute(path), *state, **shard_fields)
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Source:
     @property
     def _mapped_places(self) -> set[str]:
         maps = {shard.row_settings.media_map for shard in self.shards if isinstance(shard, RowShard)}
-        return {place for media_map in maps for place in absolute_mapped_places(media_map)}
+        return {place for media_map in maps for place in list_mapped_absolute_paths(media_map)}
 
     @property
     def repeated_files_note(self) -> str:
@@ -183,9 +183,9 @@ def find_source_of_format(form: FileFinder, path: Sequence[str]) -> Source:
             of_entry.add(absolute(leaf.path))
     leaves = [*leaf_of.values()]
     if compressed := sorted(leaf.path for leaf in leaves if COMPRESSED_NAME.search(leaf.path)):
-        raise compressed_error(compressed[0], len(compressed))
+        raise make_compressed_file_error(compressed[0], len(compressed))
     shards = [
-        shard_of_file(name, leaf.path, leaf.shard_class, leaf.shard_fields)
+        make_shard_of_file(name, leaf.path, leaf.shard_class, leaf.shard_fields)
         for name, leaf in zip(name_files_for_ids(roots, [leaf.path for leaf in leaves]), leaves, strict=True)
     ]
     local = only_local_paths(folders)
@@ -241,7 +241,7 @@ def json_files(folder: str) -> list[str]:
 
 def table_hint(folders: Sequence[str]) -> str:
     """Return advice to read tables, to put at the end of an error; "" if the folders have none."""
-    first = next((file for folder in folders for file in without_plans(walk(folder, TABLE_FILE))), None)
+    first = next((file for folder in folders for file in without_plan_files(walk(folder, TABLE_FILE))), None)
     return "" if first is None else f"; source=table reads {first}"
 
 
@@ -276,7 +276,7 @@ def files_of_split(
     """
     split_of_file = {
         file: split_of_folder.get(folder_of(file)) or split_in_path(file.removeprefix(folder).lstrip("/"))
-        for file in without_plans(files)
+        for file in without_plan_files(files)
     }
     counts = Counter(split_of_file.values())
     seen = ", ".join(f"{name or 'of no split'}: {amount(number, 'file')}" for name, number in counts.items())
@@ -292,7 +292,7 @@ def files_of_split(
     return taken
 
 
-def without_plans(files: Sequence[str]) -> list[str]:
+def without_plan_files(files: Sequence[str]) -> list[str]:
     """Return the files that are no plans of packed datasets: plans are Parquet files like the tables of a source."""
     return [file for file in files if not _PLAN_FILE.search(file)]
 

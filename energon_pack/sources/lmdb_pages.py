@@ -87,8 +87,8 @@ class _Page:
         return start
 
 
-def open_lmdb(file: str, database: str) -> "Lmdb":
-    """Open an LMDB. `file`: its file; `database`: the same, or its folder, which errors name.
+def open_lmdb(file: str, path_in_errors: str) -> "Lmdb":
+    """Open an LMDB. `file`: its file; `path_in_errors`: the same, or its folder, which errors name.
 
     Raises:
         DamagedFile: it is cut short, or its first pages are damaged.
@@ -96,7 +96,7 @@ def open_lmdb(file: str, database: str) -> "Lmdb":
     """
     opened = open_file(file)
     try:
-        return Lmdb(opened, database)
+        return Lmdb(opened, path_in_errors)
     except Skip:
         opened.close()
         raise

@@ -24,9 +24,9 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 from energon_pack.errors import PackError
-from energon_pack.run.untrusted_input import dataclass_from_plain, parse_yaml
+from energon_pack.run.untrusted_input import dataclass_from_dict, parse_yaml
 from energon_pack.samples.record import Record
-from energon_pack.samples.settings import Columns, ReadSettings, Roles, Take
+from energon_pack.samples.settings import Columns, PreferenceTake, ReadSettings, Roles
 from energon_pack.sources.sample_ratio import TakenRows
 from energon_pack.sources.storage import absolute, folder_of, open_file, path_in
 
@@ -99,12 +99,12 @@ def read_entry_settings(where: str, item: Mapping[str, Any], run: ReadSettings) 
         if not isinstance(heard, bool):
             raise PackError(f"{where}: {_AUDIO_IN_VIDEO_KEY} is {heard!r}, not true or false")
         options[_AUDIO_IN_VIDEO_KEY] = heard
-    if (texts.get("take", run.take) == Take.both) != (run.take == Take.both):
+    if (texts.get("take", run.take) == PreferenceTake.both) != (run.take == PreferenceTake.both):
         raise PackError(f"{where}: take={texts['take']}: pairs share no dataset with other samples: source.take=both")
     if not texts and not names:
         return EntrySettings(None, options)
     try:
-        reading = dataclass_from_plain(
+        reading = dataclass_from_dict(
             ReadSettings, {**{each.name: getattr(run, each.name) for each in fields(run)}, **texts, **names}
         )
     except ValueError as error:
@@ -194,12 +194,12 @@ def read_yaml_object(path: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def mixture_entries(path: str, value: Mapping[str, Any]) -> list[Entry]:
+def parse_mixture_entries(path: str, content: Mapping[str, Any]) -> list[Entry]:
     """Read the entries of a mixture from a YAML file: its path and content."""
-    listed = value["mixture"]
+    listed = content["mixture"]
     if not isinstance(listed, list) or not listed:
         raise PackError(f"{path}: mixture is no list of entries: {str(listed)[:80]}")
-    weight_of = value.get("weights", "tokens")
+    weight_of = content.get("weights", "tokens")
     if weight_of not in get_args(WeightOf):
         raise PackError(f"{path}: weights={weight_of!r}: shares of {' or of '.join(get_args(WeightOf))}")
     folder = folder_of(absolute(path))
@@ -239,7 +239,7 @@ def read_entry(where: str, item: Any, folder: str = "") -> Entry:
     if not all(isinstance(path, str) and path for path in paths):
         raise PackError(f"{where}: path is {str(item['path'])[:80]}: a folder, a file, a glob, or a list of these")
     paths = [absolute_in(folder, path) for path in paths]
-    weight, epochs = (read_number(where, item, key) for key in ("weight", "epochs"))
+    weight, epochs = (read_nonnegative_number(where, item, key) for key in ("weight", "epochs"))
     if weight is not None and epochs is not None:
         raise PackError(f"{where} has a weight and epochs: one of them says how often its samples come")
     most = item.get("max_samples")
@@ -248,7 +248,7 @@ def read_entry(where: str, item: Any, folder: str = "") -> Entry:
     phase = item.get("phase", 1)
     if type(phase) is not int or not 1 <= phase <= _MAX_PHASES:
         raise PackError(f"{where}: phase is {phase!r}, not a number from 1 to {_MAX_PHASES}")
-    name = item.get("name") or default_name(paths[0])
+    name = item.get("name") or make_default_entry_name(paths[0])
     if not isinstance(name, str) or "/" in name or name.startswith("."):
         raise PackError(f"{where}: the name {name!r} can't begin the ids of samples")
     settings = {key: item[key] for key in _SOURCE_SETTINGS if item.get(key) is not None}
@@ -259,9 +259,9 @@ def read_entry(where: str, item: Any, folder: str = "") -> Entry:
     return Entry(name, paths[0] if len(paths) == 1 else paths, weight, epochs, most, settings, phase, of_samples)
 
 
-def read_number(where: str, item: Mapping[str, Any], key: str) -> float | None:
+def read_nonnegative_number(where: str, entry: Mapping[str, Any], key: str) -> float | None:
     """Read a number from 0 on; None: there is none; raises PackError if the value is something else."""
-    value = item.get(key)
+    value = entry.get(key)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e6:
@@ -273,7 +273,7 @@ def absolute_in(folder: str, path: str) -> str:
     return absolute(path_in(folder, os.path.expanduser(path)))
 
 
-def default_name(path: str) -> str:
+def make_default_entry_name(path: str) -> str:
     fixed = path.rstrip("/*?[]").rpartition("/")[2]
     return fixed.partition(".")[0] or "source"
 

@@ -19,14 +19,14 @@ from typing import Any
 from energon_pack.errors import PackError
 from energon_pack.run.address import is_address
 from energon_pack.run.console import say
-from energon_pack.sources.jsonl.meta_files import EntryChoice, read_meta_entries, refuse_other_store
-from energon_pack.sources.media_files import MediaMap, map_advice, mapped_name, media_map_of
+from energon_pack.sources.jsonl.meta_files import MetaEntryChooser, read_meta_entries, refuse_other_object_store
+from energon_pack.sources.media_files import MediaMap, map_advice, parse_media_map, replace_mapped_prefix
 from energon_pack.sources.mixture import (
     Entry,
     absolute_in,
-    default_name,
+    make_default_entry_name,
     read_entry,
-    read_number,
+    read_nonnegative_number,
     read_yaml_object,
 )
 from energon_pack.sources.sample_ratio import TakenRows
@@ -64,8 +64,8 @@ class _NamedPlaces:
         """Return the path of a file or folder by its name, in the first folder that has it; _NotThere: none has it."""
         if not isinstance(named, str) or not named:
             raise PackError(f"{where}: no path: {named!r}")
-        if (named_here := mapped_name(os.path.expanduser(named), self.media_map)) == named:
-            refuse_other_store(where, named, folders[0], self.remote_media)
+        if (named_here := replace_mapped_prefix(os.path.expanduser(named), self.media_map)) == named:
+            refuse_other_object_store(where, named, folders[0], self.remote_media)
         places = [*dict.fromkeys(absolute_in(folder, named_here) for folder in folders)]
         place = next((place for place in places if is_address(place) or os.path.exists(place) or glob(place)), None)
         if place is None:
@@ -78,7 +78,7 @@ def entries_in_yaml(path: str, value: Mapping[str, Any], settings: SourceConfig,
 
     `cwd`: where the paths in it are looked for, too; our own spelling has paths beside the file alone.
     """
-    places = _NamedPlaces(cwd, media_map_of(settings.media_map), settings.remote_media)
+    places = _NamedPlaces(cwd, parse_media_map(settings.media_map), settings.remote_media)
     if isinstance(value.get("splits"), dict):
         entries = [*_energon_entries(path, value["splits"], settings.split or "train", places)]
         names = _names_apart([str(entry.path) for entry in entries])
@@ -97,7 +97,7 @@ def entries_in_json(path: str, settings: SourceConfig, cwd: str) -> list[Entry] 
     meta = read_meta_entries(path) if is_file(path) else None
     if not meta or not any("annotation" in item for item in meta.values()):
         return None
-    places = _NamedPlaces(cwd, media_map_of(settings.media_map), settings.remote_media)
+    places = _NamedPlaces(cwd, parse_media_map(settings.media_map), settings.remote_media)
     return [*_file_entries(path, meta, _INTERNVL_KEYS, settings.datasets, places)]
 
 
@@ -108,7 +108,7 @@ def _file_entries(
 
     `keys`: those that the tool has, the file's path first; `names`: of the entries that are taken, None: all.
     """
-    choice, folders = EntryChoice(names), places.folders_around(path)
+    choice, folders = MetaEntryChooser(names), places.folders_around(path)
     chosen = choice.choose(path, meta)
     choice.check()
     if unread := sorted({str(key) for item in chosen.values() for key in item if key not in keys}):
@@ -119,7 +119,7 @@ def _file_entries(
         where, item = f"{path}: {name}", {key: whole.get(key) for key in keys}
         named, of_source = str(item[keys[0]] or ""), dict[str, Any](datasets=None)
         file = places.find(f"{where}: {keys[0]}", item[keys[0]], folders)
-        here = mapped_name(os.path.expanduser(named), places.media_map)
+        here = replace_mapped_prefix(os.path.expanduser(named), places.media_map)
         root = item.get("root") or ("" if "root" not in keys or os.path.isabs(here) or is_address(here) else ".")
         if root:  # it lies in the same folder as the file, and media without a root do
             near = sorted(folders, key=lambda base: absolute_in(base, named) != file)
@@ -127,7 +127,7 @@ def _file_entries(
                 of_source["media_root"] = places.find(f"{where}: root", root, near)
             except _NotThere as error:  # a set of text has no media
                 say(f"{error}; media are looked for as without it")
-        times, tiles = read_number(where, item, "repeat_time"), item.get("max_dynamic_patch")
+        times, tiles = read_nonnegative_number(where, item, "repeat_time"), item.get("max_dynamic_patch")
         if tiles is not None and (type(tiles) is not int or tiles < 1):
             raise PackError(f"{where}: max_dynamic_patch is {tiles!r}, not a number of tiles")
         if times is not None and times > 1 and times % 1:
@@ -171,7 +171,7 @@ def _energon_entries(path: str, splits: Any, split: str, places: _NamedPlaces, d
         _refuse_keys(where, item, "path", "split_part", key, *_ENERGON_HARMLESS)
     if harmless := [name for name in _ENERGON_HARMLESS if any(name in item for item in items)]:
         say(f"{path}: for Energon's loader, and not read: {', '.join(harmless)}")
-    numbers = [read_number(where, item, key) for item in items]
+    numbers = [read_nonnegative_number(where, item, key) for item in items]
     factors = [1.0 if number is None else number for number in numbers]
     total = sum(factors) if key == "weight" else 1.0
     for item, factor in zip(items, factors, strict=True):
@@ -201,7 +201,7 @@ def _refuse_keys(where: str, item: Mapping[str, Any], *read: str) -> None:
 
 def _names_apart(paths: Sequence[str]) -> list[str]:
     """Name paths by their last part; where these are equal, with the folders that differ, and then by number."""
-    names = [*map(default_name, paths)]
+    names = [*map(make_default_entry_name, paths)]
     for name in [name for name, times in Counter(names).items() if times > 1]:
         same = [number for number, each in enumerate(names) if each == name]
         folders = [paths[number].rstrip("/").split("/")[:-1] for number in same]

@@ -83,34 +83,34 @@ def value_at(way: Sequence[str], item: Callable[[Any, str], Any]) -> Any:
     return value
 
 
-def item_of(record: Any, value: Any, step: str) -> Any:
-    """Return an item of a list or mapping of a record, by its key; `value` None: of the record itself."""
-    value = record if value is None else value
-    return value[int(step) if isinstance(value, list) else step]
+def get_item_of_record(record: Any, container: Any, key: str) -> Any:
+    """Return an item of a list or mapping of a record, by its key; `container` None: of the record itself."""
+    container = record if container is None else container
+    return container[int(key) if isinstance(container, list) else key]
 
 
-def medium_bytes(way: Sequence[str], medium: Any) -> bytes:
+def decode_medium_bytes(keys: Sequence[str], medium: Any) -> bytes:
     """Return the bytes of a medium, decoded if they are base64.
 
     Raises:
-        KeyError: it is neither bytes nor text; the error has `way`, the path to it.
+        KeyError: it is neither bytes nor text; the error has `keys`, the path to it.
         Skip: it is a text, but no base64.
     """
     if isinstance(medium, str):
         try:
             return base64.b64decode(medium.partition("base64,")[2] or medium)
         except binascii.Error as error:
-            raise Skip(Reason.UNREADABLE_MEDIA, f"{'/'.join(way)}: {error}") from None
+            raise Skip(Reason.UNREADABLE_MEDIA, f"{'/'.join(keys)}: {error}") from None
     if not isinstance(medium, bytes):
-        raise KeyError("/".join(way))
+        raise KeyError("/".join(keys))
     return medium
 
 
 def medium_at(
     way: Sequence[str], item: Callable[[Any, str], Any], plain: Callable[[Any], Any] = lambda value: value
 ) -> bytes:
-    """Return the bytes of the medium at a path in a record; arguments and errors as `value_at` and `medium_bytes`.
+    """Return the bytes of the medium at a path in a record; arguments and errors: `value_at`, `decode_medium_bytes`.
 
     `plain`: turns the value into bytes or text.
     """
-    return medium_bytes(way, plain(value_at(way, item)))
+    return decode_medium_bytes(way, plain(value_at(way, item)))

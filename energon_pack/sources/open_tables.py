@@ -18,7 +18,7 @@ T = TypeVar("T")
 GroupKey = tuple[str, str, int]
 
 
-class Grouped(Protocol):
+class GroupedTable(Protocol):
     """A table whose rows are read in groups."""
 
     @property
@@ -26,10 +26,10 @@ class Grouped(Protocol):
         """Return the number, in the file, of each group's first row, and at the end the number of all rows."""
 
 
-G = TypeVar("G", bound=Grouped)
+G = TypeVar("G", bound=GroupedTable)
 
 
-class OpenTables(Generic[T]):
+class OpenTableCache(Generic[T]):
     """Tables of one kind that are open, each with its file.
 
     Args:
@@ -98,16 +98,16 @@ def cached_row_json(path: str, version: str, number: int, rows_from: Callable[[i
     return row
 
 
-def find_row(tables: OpenTables[G], path: str, version: str, number: int) -> tuple[G, GroupKey, int]:
+def find_group_of_row(tables: OpenTableCache[G], path: str, version: str, row_number: int) -> tuple[G, GroupKey, int]:
     """Return the table, the group that a row of the file is in, and the row's number there; KeyError: there is none."""
     _, table = tables.get(path, version)
-    group = bisect_right(table.group_starts, number) - 1
+    group = bisect_right(table.group_starts, row_number) - 1
     if not 0 <= group < len(table.group_starts) - 1:
-        raise KeyError(f"no row {number}")
-    return table, (path, version, group), number - table.group_starts[group]
+        raise KeyError(f"no row {row_number}")
+    return table, (path, version, group), row_number - table.group_starts[group]
 
 
-def row_and_way(key: str) -> tuple[int, list[str]]:
+def split_cell_key(key: str) -> tuple[int, list[str]]:
     """Return the number of the row that the key of a cell begins with, and the keys to the cell in it; or KeyError."""
     number, *way = key.split("/")
     if not number.isdecimal():
@@ -123,18 +123,18 @@ def cell_item(rows: pa.Table | pa.RecordBatch, row: int, value: Any, step: str) 
 
 
 @contextmanager
-def errors_as_bad_row(number: int) -> Iterator[None]:
+def turn_errors_into_row_skip(row_number: int) -> Iterator[None]:
     """Turn an error in the block into a Skip that says that a row can't be read; a PackError ends the run."""
     try:
         yield
     except PackError:
         raise
     except (pa.ArrowException, BoundExceeded, OSError, LookupError, ValueError, ArithmeticError) as error:
-        raise Skip(Reason.INVALID_JSON, f"row {number} can't be read: {one_line(error)}") from None
+        raise Skip(Reason.INVALID_JSON, f"row {row_number} can't be read: {one_line(error)}") from None
 
 
 @contextmanager
-def as_pack_errors(path: str, kind: str) -> Iterator[None]:
+def turn_errors_into_pack_error(path: str, format_name: str) -> Iterator[None]:
     """Turn an error in the block into a PackError that says that `path` is no whole file of this kind."""
     try:
         yield
@@ -148,5 +148,5 @@ def as_pack_errors(path: str, kind: str) -> Iterator[None]:
         if isinstance(error, OSError) and error.strerror:
             raise PackError(f"{path}: {error.strerror}") from None
         raise PackError(
-            f"{path} is no whole {kind} file: {one_line(error)}; get it again, or name the others by a glob"
+            f"{path} is no whole {format_name} file: {one_line(error)}; get it again, or name the others by a glob"
         ) from None

@@ -12,7 +12,7 @@ from energon_pack.sources.storage import File, open_file
 COMPRESSED_NAME = re.compile(r"(?i)\.(tgz|tbz2?|txz|(tar|jsonl?|csv|tsv)\.(gz|bz2|xz|zst|zstd|lz4))$")
 
 
-def decompress_command(file: Bytes) -> str | None:
+def find_decompress_command(file: Bytes) -> str | None:
     """Return the shell command that unpacks a file, as `gunzip`, by its first bytes; None: it is not compressed."""
     head = file.read(0, 10)
     if head[:2] == b"\x1f\x8b":
@@ -23,11 +23,11 @@ def decompress_command(file: Bytes) -> str | None:
     return next((command for start, command in magic.items() if head.startswith(start)), None)
 
 
-def compressed_error(path: str, number: int = 1) -> PackError:
-    """Make the error for a compressed file. `number`: how many such files there are."""
+def make_compressed_file_error(path: str, num_files: int = 1) -> PackError:
+    """Make the error for a compressed file. `num_files`: how many such files there are."""
     with open_file(path) as file:
-        command = decompress_command(file)
-    more = f" (and {number - 1} more)" if number > 1 else ""
+        command = find_decompress_command(file)
+    more = f" (and {num_files - 1} more)" if num_files > 1 else ""
     if command is None:
         return PackError(f"{path}{more} is called as a compressed file, and is none: rename it")
     return PackError(
@@ -43,8 +43,8 @@ def open_refusing_compressed(path: str) -> Iterator[File]:
     except OSError as error:
         raise PackError(f"{path}: {error.strerror}") from None
     with file:
-        if decompress_command(file):
-            raise compressed_error(path)
+        if find_decompress_command(file):
+            raise make_compressed_file_error(path)
         yield file
 
 
@@ -65,8 +65,8 @@ TABLE_SUFFIXES = (PARQUET_SUFFIX, ".arrow", ".csv", ".tsv")
 TABLE_FILE = re.compile(r"(?i)\.(parquet|arrow|(csv|tsv)(\.(gz|bz2|xz|zst|lz4))?)$")
 
 
-def other_format(head: bytes) -> str | None:
+def describe_foreign_format(first_bytes: bytes) -> str | None:
     """Return the format of a file that begins with these bytes, with advice for an error; None: it is unknown."""
-    if head[16:20] == b"\xde\xc0\xef\xbe":
+    if first_bytes[16:20] == b"\xde\xc0\xef\xbe":
         return 'an LMDB: lines of JSON name its values, {"images": ["DIR.lmdb::KEY"], …}'
-    return next((name for magic, name in _FORMAT_BY_MAGIC if head.startswith(magic)), None)
+    return next((name for magic, name in _FORMAT_BY_MAGIC if first_bytes.startswith(magic)), None)

@@ -21,7 +21,7 @@ import pyarrow as pa
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.untrusted_input import parse_json
-from energon_pack.samples.flavors import packed_flavor_or_default, reading_problem
+from energon_pack.samples.flavors import describe_unreadable_dataset, packed_flavor_or_default
 from energon_pack.samples.flavors.base import (
     LIST_TYPE,
     MEDIA_SCHEMA,
@@ -31,12 +31,12 @@ from energon_pack.samples.flavors.base import (
     Schema,
     wrong_fields,
 )
-from energon_pack.samples.raw_record import load_json
+from energon_pack.samples.raw_record import parse_sample_json
 from energon_pack.samples.sample import MESSAGE_KEYS, has_references
 from energon_pack.samples.single_samples import single_sample_of_member
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources import wds
-from energon_pack.sources.sample_ratio import source_key
+from energon_pack.sources.sample_ratio import remove_copy_mark
 from energon_pack.sources.shard import Shard, TarShard
 from energon_pack.sources.source_file import IndexRow, SampleRow, rows_of
 from energon_pack.sources.storage import File, folder_of, open_file, path_in, read_whole
@@ -208,11 +208,11 @@ class PackShard(TarShard):
     def raw_of(self, file: File, row: SampleRow, lead: int = 0) -> bytes:
         """Return the `lead` bytes before the pack's JSON, then the member's own JSON; Skip: the pack can't be read."""
         raw = super().raw_of(file, row, lead)
-        number = int(source_key(row.key).rpartition("#")[2])
+        number = int(remove_copy_mark(row.key).rpartition("#")[2])
         return raw[:lead] + _members_of(raw[lead:], self.flavor_or_tool)[number][0]
 
     def key_in_tar(self, key: str) -> str:
-        return source_key(key).rpartition("#")[0]
+        return remove_copy_mark(key).rpartition("#")[0]
 
 
 # --------------------------------------------------------------------------------------------------- members of a pack
@@ -224,7 +224,7 @@ def _members_of(raw: bytes, form: str) -> list[tuple[bytes, list[str]]]:
 
     `raw`: the JSON of the pack.
     """
-    value, packs = load_json(raw), _pack_form(form)
+    value, packs = parse_sample_json(raw), _pack_form(form)
     if not isinstance(value, dict):
         raise Skip(Reason.NOT_AN_OBJECT, f"the JSON of the pack is a {type(value).__name__}, not an object")
     schema = {name: kind for name, kind in packs.schema.items() if name in value or name not in packs.optional_fields}
@@ -262,7 +262,7 @@ def _stated_num_members(value: dict[str, Any]) -> int | None:
 # ------------------------------------------------------------------------------------------------- which tars are packs
 
 
-def with_pack_shards(tars: Sequence[Shard]) -> list[Shard]:
+def convert_tars_of_packs(tars: Sequence[Shard]) -> list[Shard]:
     """Return the same tars; those of packs become `PackShard`s, whose samples are the members of the packs.
 
     The first samples of a folder's tars tell whether they are packs, and of which form.
@@ -290,7 +290,9 @@ def _form_in(folder: str, tars: list[str]) -> str | None:
         return next((form.name for value, parts in looked if (form := _recognize_foreign_pack(value, parts))), None)
     try:
         written = parse_json(manifest)
-        why = reading_problem(written, oldest=1)  # the first formats have conversations and media, as all have
+        why = describe_unreadable_dataset(
+            written, oldest_format=1
+        )  # the first formats have conversations and media, as all have
     except (ValueError, AttributeError) as error:
         raise PackError(f"{folder}: {_MANIFEST_NAME} can't be read: {error}") from None
     if why is not None:

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from energon_pack.run.bounded_memory import LruCache
-from energon_pack.run.untrusted_input import BoundExceeded, bounded
+from energon_pack.run.untrusted_input import BoundExceeded, bounded_memory_and_time
 from energon_pack.samples.bytes import Bytes
 
 #: types of values in Thrift's compact protocol
@@ -38,10 +38,10 @@ class ColumnChunk(NamedTuple):
     dictionary_offset: int | None
 
 
-def read_chunks(file: Bytes) -> list[list[ColumnChunk]]:
+def read_column_chunks(parquet_file: Bytes) -> list[list[ColumnChunk]]:
     """Read the column chunks of each row group, in the order of the columns; ValueError: the footer is damaged."""
-    size = int.from_bytes(file.read(file.size - _TAIL_BYTES, 4), "little")
-    footer = file.read(file.size - _TAIL_BYTES - size, size)
+    size = int.from_bytes(parquet_file.read(parquet_file.size - _TAIL_BYTES, 4), "little")
+    footer = parquet_file.read(parquet_file.size - _TAIL_BYTES - size, size)
     try:
         about, _ = read_struct(footer, 0)
         return [[_column_chunk(column[3]) for column in group[1]] for group in about[4]]
@@ -166,7 +166,7 @@ class CompressedPage:
         if data is None:
             packed = file.read(self.offset, self.packed_size)
             try:
-                with bounded(_MAX_PAGE_BYTES + 4 * len(packed)):
+                with bounded_memory_and_time(_MAX_PAGE_BYTES + 4 * len(packed)):
                     data = pa.Codec(self.codec).decompress(packed, self.size, asbytes=True) if self.size else b""
             except BoundExceeded as error:
                 raise OSError(None, f"a page of {self.size:,} bytes in {len(packed):,}: {error}") from None

@@ -74,7 +74,7 @@ class ValuePlace(NamedTuple):
         return self.page.read(file, self.start + offset, max(0, min(size, self.size - offset)))
 
 
-def is_read_by_pages(chunk: ColumnChunk) -> bool:
+def is_readable_without_pyarrow(chunk: ColumnChunk) -> bool:
     """Tell by its codec and encodings whether the values of a column of bytes can be found without pyarrow."""
     return chunk.codec in _CODEC_NAMES and {_PLAIN, *_INDEXES, *_LEVELS}.issuperset(chunk.encodings)
 
@@ -235,21 +235,21 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def put_empty_bytes(row: dict[str, Any], way: LeafPath, are_not_null: Sequence[bool]) -> None:
+def put_empty_bytes(row: dict[str, Any], leaf_path: LeafPath, are_not_null: Sequence[bool]) -> None:
     """Put b"" into a row for each value of a column that was not read, or None for a value that is null.
 
     Args:
         row: a row without this column, and without structs that hold only this column.
-        way: the path to the values, as of `leaf_paths`, with at most one `EACH_ELEMENT`.
+        leaf_path: the path to the values, as of `leaf_paths`, with at most one `EACH_ELEMENT`.
         are_not_null: as of `BytesColumn.are_not_null`; for an empty or missing list, a single False.
     """
     values = [b"" if is_there else None for is_there in are_not_null]
-    if EACH_ELEMENT not in way:
-        if values[0] is not None or len(way) == 1 or _value_at(row, way[:-1]) is not None:
-            _put_value(row, way, values[0])
+    if EACH_ELEMENT not in leaf_path:
+        if values[0] is not None or len(leaf_path) == 1 or _value_at(row, leaf_path[:-1]) is not None:
+            _put_value(row, leaf_path, values[0])
         return
-    place = way.index(EACH_ELEMENT)
-    before, after = way[:place], way[place + 1 :]
+    place = leaf_path.index(EACH_ELEMENT)
+    before, after = leaf_path[:place], leaf_path[place + 1 :]
     elements = _value_at(row, before)
     if elements is None:
         if not any(are_not_null) and len(values) == 1:

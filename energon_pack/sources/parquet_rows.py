@@ -18,33 +18,33 @@ import pyarrow.parquet as pq
 
 from energon_pack.errors import PackError, format_bytes, one_line
 from energon_pack.run.bounded_memory import LruCache
-from energon_pack.run.untrusted_input import BoundExceeded, bounded
+from energon_pack.run.untrusted_input import BoundExceeded, bounded_memory_and_time
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.named_bytes import json_with_media_names, medium_at
 from energon_pack.sources.open_tables import (
     GroupKey,
-    OpenTables,
-    as_pack_errors,
+    OpenTableCache,
     cached_row_json,
     cell_item,
-    errors_as_bad_row,
-    find_row,
-    row_and_way,
+    find_group_of_row,
+    split_cell_key,
+    turn_errors_into_pack_error,
+    turn_errors_into_row_skip,
 )
-from energon_pack.sources.parquet_bytes import ColumnChunk, read_chunks
+from energon_pack.sources.parquet_bytes import ColumnChunk, read_column_chunks
 from energon_pack.sources.parquet_pages import (
     EACH_ELEMENT,
     BytesColumn,
     LeafPath,
     ValuePlace,
-    is_read_by_pages,
+    is_readable_without_pyarrow,
     leaf_paths,
     plain_type,
     put_empty_bytes,
     read_bytes_column,
 )
-from energon_pack.sources.storage import File, FileState, InMemory
+from energon_pack.sources.storage import File, FileState, InMemoryFile
 
 #: bytes of a group of rows that are read at once
 MAX_GROUP_BYTES = 1 << 30
@@ -87,7 +87,7 @@ class ParquetTable:
 
 
 def _read_table(path: str, file: File) -> ParquetTable:
-    with bounded(2 * (MAX_GROUP_BYTES + MEMORY_PER_BYTE * file.size)):
+    with bounded_memory_and_time(2 * (MAX_GROUP_BYTES + MEMORY_PER_BYTE * file.size)):
         table = _table_of_file(path, file)
     if table.group_starts[-1] > _MAX_ROWS_PER_BYTE * file.size:
         raise PackError(
@@ -98,7 +98,7 @@ def _read_table(path: str, file: File) -> ParquetTable:
 
 def _table_of_file(path: str, file: File) -> ParquetTable:
     parquet = pq.ParquetFile(as_file(file, _BUFFER_BYTES))
-    chunks = read_chunks(file)
+    chunks = read_column_chunks(file)
     leaves = [number for number in range(len(parquet.schema)) if _is_text(parquet.schema.column(number))]
     texts = [sum(group[number].plain_size for number in leaves) for group in chunks]
     lens = [parquet.metadata.row_group(number).num_rows for number in range(parquet.num_row_groups)]
@@ -118,7 +118,7 @@ def _check_sizes(path: str, groups: Sequence[Sequence[ColumnChunk]], texts: set[
     """
     for number, group in enumerate(groups):
         of_bytes = {*range(len(group))} - texts
-        is_whole = any(are_deep[leaf] or not is_read_by_pages(group[leaf]) for leaf in of_bytes)
+        is_whole = any(are_deep[leaf] or not is_readable_without_pyarrow(group[leaf]) for leaf in of_bytes)
         size = sum(chunk.plain_size for leaf, chunk in enumerate(group) if is_whole or leaf in texts)
         if size > MAX_GROUP_BYTES:
             raise PackError(f"{path}: row group {number} has {format_bytes(size)} that are read at once: {_ADVICE}")
@@ -131,7 +131,7 @@ def _is_text(leaf: Any) -> bool:
 _TEXT_TYPES = ("STRING", "JSON", "DECIMAL")  # DuckDB writes JSON
 _ADVICE = "write it in groups of 200 rows (iter_batches of pyarrow's ParquetFile, ParquetWriter.write_batch)"
 #: opening a table with 1,000 row groups takes 0.3 s, and 7 times its footer's bytes
-_open_tables = OpenTables(
+_open_tables = OpenTableCache(
     _read_table, 256 << 20, lambda table: max(1 << 20, 7 * table.parquet.metadata.serialized_size)
 )
 #: a group, and whether its bytes are there → its rows, or why they can't be read
@@ -146,19 +146,19 @@ _kept_columns: LruCache[tuple[GroupKey, int], tuple[BytesColumn | None]] = LruCa
 
 def table_of(path: str) -> ParquetTable:
     """Return the table of a Parquet file, opened if it was not; raises PackError if it can't be read as Parquet."""
-    with as_pack_errors(path, "parquet"):
+    with turn_errors_into_pack_error(path, "parquet"):
         return _open_tables.get(path)[1]
 
 
-def row_json(path: str, version: str, number: int) -> bytes:
+def row_json(path: str, version: str, row_number: int) -> bytes:
     """Return the JSON of a row, with names in place of bytes; raises Skip if the row can't be read.
 
-    `version`: the file's version when it was found; `number`: the row's number in the file, from 0.
+    `version`: the file's version when it was found; `row_number`: the row's number in the file, from 0.
     """
-    with errors_as_bad_row(number):
-        table, key, row = find_row(_open_tables, path, version, number)
+    with turn_errors_into_row_skip(row_number):
+        table, key, row = find_group_of_row(_open_tables, path, version, row_number)
         try:
-            return cached_row_json(path, version, number, partial(_rows_as_json, table, key, row))
+            return cached_row_json(path, version, row_number, partial(_rows_as_json, table, key, row))
         except BoundExceeded:
             raise Skip(
                 Reason.INVALID_JSON, f"row group {key[2]} takes more than {format_bytes(MAX_GROUP_BYTES)}: {_ADVICE}"
@@ -169,7 +169,7 @@ def _rows_as_json(table: ParquetTable, key: GroupKey, first: int, number: int) -
     """Return the JSON of rows of a group, with names in place of bytes; raises BoundExceeded."""
     path, _, index = key
     name, start = os.path.basename(path), table.group_starts[index] + first
-    with bounded(table.group_memory_limit(index)):
+    with bounded_memory_and_time(table.group_memory_limit(index)):
         values = _rows_without_bytes(table, key, first, number)
         values = _read_group(table, key).slice(first, number).to_pylist() if values is None else values
         return [json_with_media_names(row, f"{name}::{start + place}") for place, row in enumerate(values)]
@@ -211,16 +211,16 @@ def open_cell(path: str, key: str) -> File:
 
     `key`: number of the row, and the keys to the value in it, as `17/images/0/bytes`; KeyError: there is no such value.
     """
-    number, way = row_and_way(key)
+    number, way = split_cell_key(key)
     try:
         version = _open_tables.get(path)[0].version
-        table, group, row = find_row(_open_tables, path, version, number)
+        table, group, row = find_group_of_row(_open_tables, path, version, number)
         if value := _find_in_page(table, group, row, [unquote(step) for step in way]):
             return _CellFile(path, version, value)
         data = medium_at(way, partial(cell_item, _read_group(table, group), row), lambda scalar: scalar.as_py())
     except (pa.ArrowException, BoundExceeded) as error:
         raise Skip(Reason.UNREADABLE_MEDIA, f"{key!r} of the table: {one_line(error)}") from None
-    return InMemory(data, version)
+    return InMemoryFile(data, version)
 
 
 def _find_in_page(table: ParquetTable, group: GroupKey, row: int, way: list[str]) -> ValuePlace | None:
@@ -238,7 +238,7 @@ def _bytes_column(table: ParquetTable, group: GroupKey, leaf: int) -> BytesColum
     kept = _kept_columns.get((group, leaf))
     if kept is None:
         try:
-            with bounded(table.group_memory_limit(group[2])):
+            with bounded_memory_and_time(table.group_memory_limit(group[2])):
                 schema = table.parquet.schema.column(leaf)
                 column = read_bytes_column(table.file, group[:2], table.chunks[group[2]][leaf], schema)
         # It is damaged: pyarrow reports it.
@@ -255,7 +255,7 @@ def _read_group(table: ParquetTable, key: GroupKey, has_bytes: bool = True) -> p
     kept = _kept_groups.get((key, has_bytes))
     if kept is None:
         try:
-            with bounded(table.group_memory_limit(key[2])):
+            with bounded_memory_and_time(table.group_memory_limit(key[2])):
                 kept = table.parquet.read_row_group(key[2], None if has_bytes else table.texts, use_threads=False)
                 plain = pa.schema([field.with_type(plain_type(field.type)) for field in kept.schema])
                 kept = kept if plain.equals(kept.schema) else kept.cast(plain, safe=False)

@@ -27,9 +27,9 @@ import yaml
 from energon_pack.errors import PackError
 from energon_pack.run.console import say
 from energon_pack.run.files import META_FOLDER
-from energon_pack.run.untrusted_input import NotPlain, parse_yaml
-from energon_pack.samples.media.kinds import kind_by_extension
-from energon_pack.samples.raw_record import load_json
+from energon_pack.run.untrusted_input import UnparsableDataError, parse_yaml
+from energon_pack.samples.media.kinds import media_kind_by_extension
+from energon_pack.samples.raw_record import parse_sample_json
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import MESSAGE_KEYS
 from energon_pack.samples.settings import ReadSettings
@@ -109,7 +109,7 @@ class DottedKeyFinder:
         stem, _, ending = name.rpartition(".")
         num_compared = self._num_other_forms.setdefault(name, 0)
         if record[0] == "txt" and ending == "txt":  # they may be two captions, each with its medium
-            media = [name for name, *_ in parts if kind_by_extension(name)]
+            media = [name for name, *_ in parts if media_kind_by_extension(name)]
             return any("." not in other for other in media) and any(other.startswith(f"{stem}.") for other in media)
         if record[0] != "json" or ending != "json" or min(part[2], record[2]) < 0 or num_compared >= _MAX_COMPARED:
             return False
@@ -126,7 +126,7 @@ def _record_keys_to_compare(raw: bytes) -> list[str] | None:
     A list gives the keys of its first message. None: the record is no JSON object.
     """
     try:
-        value = load_json(raw)
+        value = parse_sample_json(raw)
     except Skip:
         return None
     value = value[0] if isinstance(value, list) and value else value
@@ -181,7 +181,7 @@ class FieldMap:
                 return {name: raw.decode("utf-8-sig").strip() for name, _ in self.fields}
             except UnicodeDecodeError as error:
                 raise Skip(Reason.BAD_MESSAGE, f"the {part} is not UTF-8: {error}") from None
-        value = load_json(raw)
+        value = parse_sample_json(raw)
         return {name: _first_value(value, name, ways) for name, ways in self.fields}
 
 
@@ -203,7 +203,7 @@ def read_field_map(folder: str) -> FieldMap | None:
     path = os.path.join(folder, META_FOLDER, "dataset.yaml")
     try:
         value = parse_yaml(read_whole(path) or b"", _TaglessLoader)
-    except (OSError, NotPlain) as error:
+    except (OSError, UnparsableDataError) as error:
         raise PackError(f"{path} can't be read: {' '.join(str(error).split())[:200]}") from None
     if not isinstance(value, dict):
         return None
@@ -217,7 +217,7 @@ def read_field_map(folder: str) -> FieldMap | None:
     is_known = kind in _FIELDS_BY_TYPE or not str(about.get("__module__")).startswith("megatron.energon")
     names = _FIELDS_BY_TYPE.get(kind) or {str(name): str(name) for name in named}
     ways = {name: list(_parse_paths(str(text))) for name, text in named.items()}
-    media = [way[0] for options in ways.values() for way in options if kind_by_extension(way[0])]
+    media = [way[0] for options in ways.values() for way in options if media_kind_by_extension(way[0])]
     fields = {ours: tuple(ways[name]) for name, ours in names.items() if name in ways and not _is_media(ways[name])}
     field_map = FieldMap(tuple(fields.items()), tuple(dict.fromkeys(media)))
     why = _refusal(field_map) if is_known else f"a {about.get('__class__')} has no question and answer, caption or text"
@@ -243,7 +243,7 @@ def _parse_paths(text: str) -> Iterator[_Path]:
 
 
 def _is_media(ways: Sequence[_Path]) -> bool:
-    return all(kind_by_extension(way[0]) for way in ways)
+    return all(media_kind_by_extension(way[0]) for way in ways)
 
 
 def _log_unused_sample_loader(path: str, value: Mapping[str, Any]) -> None:

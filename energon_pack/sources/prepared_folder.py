@@ -13,7 +13,7 @@ from braceexpand import braceexpand
 
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
-from energon_pack.run.untrusted_input import BoundExceeded, bounded, parse_json, parse_yaml
+from energon_pack.run.untrusted_input import BoundExceeded, bounded_memory_and_time, parse_json, parse_yaml
 from energon_pack.sources.storage import absolute, folder_of, read_whole
 
 _MAX_NAMES_BYTES, _MAX_NAMES_SECONDS = 1 << 30, 60.0  # what the names of a split may take: bytes, seconds of the CPU
@@ -80,12 +80,12 @@ class SplitSelection:
     def _prepared_around(self, folder: str) -> PreparedFolder | None:
         if folder not in self._prepared:
             above = folder_of(folder)
-            prepared = read_prepared(folder, self._split)
+            prepared = read_prepared_folder(folder, self._split)
             self._prepared[folder] = self._prepared_around(above) if prepared is None and above != folder else prepared
         return self._prepared[folder]
 
 
-def read_prepared(folder: str, split: str | None, knob: str = "source.split") -> PreparedFolder | None:
+def read_prepared_folder(folder: str, split: str | None, knob: str = "source.split") -> PreparedFolder | None:
     """Read which shards and samples of a folder belong to a split; None: Energon has not prepared the folder.
 
     `split`: None: all splits; `knob`: the setting that errors name.
@@ -123,7 +123,7 @@ def _expand_names(value: Any, where: str) -> list[str]:
     if value is not None and not (isinstance(value, list) and all(isinstance(name, str) for name in value)):
         raise PackError(f"{where} is {str(value)[:80]!r}, not a list of names")
     try:
-        with bounded(_MAX_NAMES_BYTES, _MAX_NAMES_SECONDS):
+        with bounded_memory_and_time(_MAX_NAMES_BYTES, _MAX_NAMES_SECONDS):
             return [name for entry in value or () for name in braceexpand(entry)]
     except (ValueError, BoundExceeded) as error:  # unbalanced braces, or {0..9999999999}
         raise PackError(f"{where}: {error}") from None

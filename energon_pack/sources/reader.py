@@ -11,12 +11,18 @@ from energon_pack.errors import PackError
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import AnyPart, Part
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources.media_files import OpenFiles, ends_of, open_medium, split_file_and_key, why_missing
+from energon_pack.sources.media_files import (
+    OpenFileCache,
+    ends_of,
+    explain_missing_medium,
+    open_medium,
+    split_file_and_key,
+)
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.source_file import MeasuredRow, SampleRow
 from energon_pack.sources.storage import File, FileState, read_ahead
 from energon_pack.sources.storage import state_of as state_of_file
-from energon_pack.sources.store_objects import max_ahead_bytes
+from energon_pack.sources.store_objects import max_read_ahead_bytes
 
 #: Raise this number when the same shard gets another index.
 INDEX_VERSION = 12
@@ -29,11 +35,11 @@ _MAX_RANGES_AHEAD = 50_000  # ranges that are read ahead at a time: memory holds
 _MAX_BYTES_AHEAD = 32 << 20  # bytes of a file that are read ahead; a larger file is read block by block
 
 
-class Reader:
+class SourceReader:
     """Reads samples and media, and keeps shards and media open; the least recently used are closed first."""
 
     def __init__(self) -> None:
-        self._open_files = OpenFiles()
+        self._open_files = OpenFileCache()
         self._files_ahead: dict[str, File] = {}  # shards with ranges that were read ahead
 
     def iterate_with_read_ahead(
@@ -56,7 +62,7 @@ class Reader:
                 self._fetch(ranges_of)
                 yield from window
                 window, ranges_of = [], {}
-                bytes_left, places_left = (max_ahead_bytes() - num_bytes, _MAX_RANGES_AHEAD) if places else (0, 0)
+                bytes_left, places_left = (max_read_ahead_bytes() - num_bytes, _MAX_RANGES_AHEAD) if places else (0, 0)
             window.append(item)
             for shard, offset, size in places:
                 ranges_of.setdefault(shard.path, (shard, []))[1].append((offset, size))
@@ -159,11 +165,11 @@ class Reader:
         try:
             return self._open_files.open(shard.path_of(name))
         except (FileNotFoundError, NotADirectoryError, KeyError, ValueError):  # ValueError: a zero byte in the name
-            raise Skip(Reason.MISSING_MEDIA, why_missing(name, shard.path_of(name))) from None
+            raise Skip(Reason.MISSING_MEDIA, explain_missing_medium(name, shard.path_of(name))) from None
         except OSError as error:
             raise Skip(Reason.UNREADABLE_MEDIA, f"{name!r}: {error.strerror}") from None
 
-    def __enter__(self) -> "Reader":
+    def __enter__(self) -> "SourceReader":
         return self
 
     def __exit__(self, *_: object) -> None:

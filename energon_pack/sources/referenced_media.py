@@ -11,7 +11,14 @@ from energon_pack.run.address import bucket_of
 from energon_pack.samples.bytes import ByteRange, Bytes
 from energon_pack.samples.sample import Reference
 from energon_pack.samples.skip import Skip
-from energon_pack.sources.media_files import EndBytes, OpenFiles, end_ranges, ends_of, joined_name, name_and_size
+from energon_pack.sources.media_files import (
+    EndBytes,
+    OpenFileCache,
+    end_ranges,
+    ends_of,
+    join_file_and_key,
+    name_and_size,
+)
 from energon_pack.sources.storage import File, path_in
 from energon_pack.sources.tar import (
     BLOCK,
@@ -19,20 +26,20 @@ from energon_pack.sources.tar import (
     MAX_EXTENDED_SIZE,
     MIN_READ_BYTES,
     TarScan,
-    num_blocks_bytes,
-    parse_header,
+    parse_tar_header,
+    round_up_to_tar_blocks,
 )
 
 #: media that are read at the same time: fewer than the files that are kept open
 MEDIA_AT_ONCE = 32
 
 
-class SourceMedia:
+class SourceMediaReader:
     """Reads media from the source below `root` by the references in packs; PackError: they changed since packing."""
 
     def __init__(self, root: str):
         self._root = root
-        self._files = OpenFiles()
+        self._files = OpenFileCache()
 
     def read(self, references: Sequence[Reference]) -> list[bytes]:
         """Return the bytes of each medium; raises PackError if one has changed or can't be read."""
@@ -43,10 +50,10 @@ class SourceMedia:
             media += [self.opened(reference).read(0, reference.size) for reference in batch]
         return media
 
-    def read_ahead(self, references: Sequence[Reference], whole: bool = True) -> None:
+    def read_ahead(self, references: Sequence[Reference], whole_media: bool = True) -> None:
         """Request media of an object store before they are read; those that fail are reported by `read` and `opened`.
 
-        `whole`: request all bytes of each; else only the first and last.
+        `whole_media`: request all bytes of each; else only the first and last.
         """
         ranges_of: dict[str, tuple[File, list[tuple[int, int]]]] = {}
         for reference in references if bucket_of(self._root) else ():
@@ -55,7 +62,7 @@ class SourceMedia:
                 (start, end), last = end_ranges(offset, reference.size)
                 ends = [(start - lead, lead + end), last]
                 _, ranges = ranges_of.setdefault(path, (self._files.open(path), []))
-                ranges += [(offset - lead, lead + reference.size)] if whole else ends
+                ranges += [(offset - lead, lead + reference.size)] if whole_media else ends
         self._files.read_ahead(list(ranges_of.values()))
 
     def opened(self, reference: Reference) -> Bytes:
@@ -74,7 +81,7 @@ class SourceMedia:
         path = path_in(self._root, str(name))
         if len(where) == 2:
             return path, int(where[0]), BLOCK
-        return joined_name(path, str(where[0])) if where else path, 0, 0
+        return join_file_and_key(path, str(where[0])) if where else path, 0, 0
 
     def _refuse_changed(self, reference: Reference, ends: EndBytes, size: int | None) -> None:
         """Raise PackError if the checksum of `ends`, or `size`, the bytes that were found, is not the packed one."""
@@ -88,17 +95,17 @@ class SourceMedia:
 
 
 def _member_size(file: Bytes, header: bytes, offset: int, expected: int) -> int | None:
-    """Return the size of a member of a tar: of its header, or where that has not the `expected` one, as `member_at`.
+    """Return the size of a member of a tar: its header's, or else, if that is not `expected`, `find_tar_member_at`'s.
 
     None: no member is there, or the file ends in it.
     """
     member = name_and_size(header)
     if member and member[1] != expected:  # an extended header may say what this one does not
-        member = member_at(file, offset)
+        member = find_tar_member_at(file, offset)
     return member[1] if member and offset + member[1] <= file.size else None
 
 
-def member_at(file: Bytes, offset: int) -> tuple[str, int] | None:
+def find_tar_member_at(file: Bytes, offset: int) -> tuple[str, int] | None:
     """Return name and size of the member whose bytes begin at `offset`, by its header and the extended ones before it.
 
     Global headers count where they stand right before it, or before the first member of the tar. None: no member
@@ -124,7 +131,7 @@ def _extended_header_before(file: Bytes, end: int) -> int | None:
             header = blocks[start : start + BLOCK]
             if header[257:262] == b"ustar" and header[156:157] in EXTENDED_TYPES:
                 with suppress(ValueError):
-                    if start + BLOCK + num_blocks_bytes(parse_header(header)[1]) == len(blocks):
+                    if start + BLOCK + round_up_to_tar_blocks(parse_tar_header(header)[1]) == len(blocks):
                         return first + start
     return None
 

@@ -15,28 +15,28 @@ import pyarrow as pa
 from energon_pack.errors import one_line
 from energon_pack.run.address import bucket_of
 from energon_pack.samples.dialects.media_in_text import INTERLEAVED_FIELDS, refuse_url
-from energon_pack.samples.dialects.rewrite import FILE_NAME_KEY, with_lists_of_cells
+from energon_pack.samples.dialects.rewrite import FILE_NAME_KEY, with_cells_parsed_as_lists
 from energon_pack.samples.keys import similar_key_hint
 from energon_pack.samples.media.kinds import MEDIA_KEYS
-from energon_pack.samples.raw_record import load_json, map_record
+from energon_pack.samples.raw_record import apply_map_function, parse_sample_json
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import AnyPart, Part
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.arrow_rows import ArrowTable
-from energon_pack.sources.csv_rows import delimiter_name, first_csv_places, index_csv
+from energon_pack.sources.csv_rows import delimiter_name, first_csv_record_places, index_csv
 from energon_pack.sources.jsonl import line_index
 from energon_pack.sources.jsonl.dialects import RowSettings, parse_row
 from energon_pack.sources.jsonl.line_index import file_digest, make_index_table
 from energon_pack.sources.media_files import (
-    joined_name,
+    join_file_and_key,
     mapped_buckets,
-    mapped_name,
     path_in_archive,
+    replace_mapped_prefix,
     split_file_and_key,
 )
 from energon_pack.sources.other_formats import TABLE_FILE
-from energon_pack.sources.sample_ratio import source_key
+from energon_pack.sources.sample_ratio import remove_copy_mark
 from energon_pack.sources.settings import Format
 from energon_pack.sources.source_file import LookUp, SampleRow, SourceFile, relative_path
 from energon_pack.sources.storage import File, folder_of, path_in
@@ -84,8 +84,8 @@ class RowShard(SourceFile):
     def path_of(self, name: str) -> str:
         file, key = split_file_and_key(name)
         if key is not None and file == os.path.basename(self.path):
-            return joined_name(self.path, key)
-        name = mapped_name(name, self.row_settings.media_map)
+            return join_file_and_key(self.path, key)
+        name = replace_mapped_prefix(name, self.row_settings.media_map)
         return path_in_archive(self.media_root, name) or path_in(self.media_root, name)
 
     def record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
@@ -95,14 +95,14 @@ class RowShard(SourceFile):
             raise
         except Exception as error:  # raised by a class of another package
             raise Skip(Reason.INVALID_JSON, f"{type(self).__name__} can't read it: {one_line(error)}") from None
-        value = self._with_lists(map_record(value, settings), settings)
+        value = self._with_lists(apply_map_function(value, settings), settings)
         record = parse_row(value, self.row_settings, settings)
         self._refuse_texts_of_bytes(record)
         return record
 
     def _refuse_texts_of_bytes(self, record: Record) -> None:
         """Raise Skip if the name of a medium in this file stands in a text: bytes or base64, where a text should be."""
-        inside = re.compile(re.escape(joined_name(os.path.basename(self.path), "")) + r"\d+[/+]")
+        inside = re.compile(re.escape(join_file_and_key(os.path.basename(self.path), "")) + r"\d+[/+]")
         for content in (message["content"] for message in record.messages):
             texts = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
             if wrong := next(filter(inside.search, texts), None):
@@ -111,7 +111,7 @@ class RowShard(SourceFile):
 
     def value(self, raw: bytes) -> Any:
         """Parse a row into a JSON value; if an error is raised, the sample is left out, as `invalid_json`."""
-        return load_json(raw)
+        return parse_sample_json(raw)
 
     def _with_lists(self, value: Any, settings: ReadSettings) -> Any:
         """Return a row, behind `source.map`, with the lists that its file can only hold as texts; raises Skip."""
@@ -129,7 +129,7 @@ class RowShard(SourceFile):
 
     def _allowed_name(self, name: str) -> str:
         """Return the name of a medium; raises Skip for an address on a store that no setting names, and for a URL."""
-        rows, mapped = self.row_settings, mapped_name(name, self.row_settings.media_map)
+        rows, mapped = self.row_settings, replace_mapped_prefix(name, self.row_settings.media_map)
         refuse_url(mapped, "it names")
         bucket = bucket_of(mapped)
         if not rows.remote_media and bucket not in ("", bucket_of(self.media_root), *mapped_buckets(rows.media_map)):
@@ -192,13 +192,13 @@ class TableShard(RowShard):
 
     def first_rows(self, number: int) -> list[SampleRow]:
         if is_text_table(self.path):
-            places = first_csv_places(self.path, number)
+            places = first_csv_record_places(self.path, number)
         else:
             places = [(row, 0) for row in range(min(number, columnar_table_of(self.path).group_starts[-1]))]
         return [self._make_sample_row(*place) for place in enumerate(places)]
 
     def raw_of(self, file: File, row: SampleRow, lead: int = 0) -> bytes:
-        number = int(source_key(row.key))
+        number = int(remove_copy_mark(row.key))
         return row_json(self.path, file, number, row.record_offset, row.record_size)
 
     @cached_property
@@ -211,7 +211,7 @@ class TableShard(RowShard):
         return {**self._media_columns, **super().value(raw)}
 
     def _with_lists(self, value: Any, settings: ReadSettings) -> Any:
-        return with_lists_of_cells(value, settings)
+        return with_cells_parsed_as_lists(value, settings)
 
     def digest(self) -> str:
         """Hash all of a CSV; of others the size, first 64 KiB and last 1 MiB, where a Parquet names its columns."""

@@ -19,8 +19,8 @@ from energon_pack.samples.conversation import (
     TIME_FIELDS,
     PlacedRecord,
     ReadSample,
+    match_placeholders_with_media,
     options_of,
-    placed_record,
     with_times_in_text,
 )
 from energon_pack.samples.cut import (
@@ -37,19 +37,19 @@ from energon_pack.samples.media.kinds import KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.read_media import probe_part, with_requested_settings
 from energon_pack.samples.media_parts import find_document_pictures, is_document_with_named_pictures, refuse_other_kinds
-from energon_pack.samples.raw_record import load_json
+from energon_pack.samples.raw_record import parse_sample_json
 from energon_pack.samples.record import Record
-from energon_pack.samples.sample import AnyPart, MediaPart, Part, media_type, media_type_by_name
-from energon_pack.samples.settings import MissingMedia, ReadSettings
+from energon_pack.samples.sample import AnyPart, MediaPart, Part, guess_media_type_by_names, media_type
+from energon_pack.samples.settings import MissingMediaPolicy, ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.unread_media import media_file_names, refuse_unread_media, unread_media_skip
-from energon_pack.sources.reader import Reader
-from energon_pack.sources.sample_ratio import source_key
+from energon_pack.sources.reader import SourceReader
+from energon_pack.sources.sample_ratio import remove_copy_mark
 from energon_pack.sources.shard import Shard, TarShard
 from energon_pack.sources.source_file import IndexRow, MeasuredRow, SampleRow
 
 
-def read_sample(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSettings) -> ReadSample:
+def read_sample(reader: SourceReader, shard: Shard, row: IndexRow, settings: ReadSettings) -> ReadSample:
     """Read an indexed sample: its record, and its media's headers, in the order of their placeholders.
 
     Raises:
@@ -68,20 +68,20 @@ def read_sample(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSetti
         raise without_useless_hint(skip, read) from None
 
 
-def _read_indexed(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSettings) -> ReadSample:
+def _read_indexed(reader: SourceReader, shard: Shard, row: IndexRow, settings: ReadSettings) -> ReadSample:
     """Do `read_sample`, without trying the hint of a Skip."""
-    seems, raw = media_type_by_name([part.name for part in row.parts]), b""
+    seems, raw = guess_media_type_by_names([part.name for part in row.parts]), b""
     try:
         raw = reader.raw(shard, row)
         record, caption = _read_record(reader, shard, row, row.parts if seems else [], raw, seems is not None, settings)
-        seems = record.declared or seems or media_type_by_name(record.listed_media or ())
-        find = partial(reader.media, shard, key=source_key(row.key), parts=row.parts)
+        seems = record.declared or seems or guess_media_type_by_names(record.listed_media or ())
+        find = partial(reader.media, shard, key=remove_copy_mark(row.key), parts=row.parts)
         record, listed = _find_media(record, settings, find)
         looked_at = _read_headers(reader, shard, listed)
         kinds = [medium.kind for medium in looked_at]
         seems = media_type(kinds)
-        refuse_other_kinds(record, source_key(row.key), listed, looked_at)
-        placed = placed_record(record, kinds)
+        refuse_other_kinds(record, remove_copy_mark(row.key), listed, looked_at)
+        placed = match_placeholders_with_media(record, kinds)
         if settings.media is None:
             _refuse_unread(reader, shard, row, placed.record, [part.name for part in listed], kinds)
         opened = [listed[i] for i in placed.order]
@@ -95,7 +95,7 @@ def _read_indexed(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSet
 
 
 def _read_record(
-    reader: Reader,
+    reader: SourceReader,
     shard: Shard,
     row: SampleRow,
     parts: Sequence[Part],
@@ -140,7 +140,7 @@ def _find_media(
 
 
 def _refuse_unread(
-    reader: Reader, shard: Shard, row: IndexRow, record: Record, read: Sequence[str], kinds: Sequence[str]
+    reader: SourceReader, shard: Shard, row: IndexRow, record: Record, read: Sequence[str], kinds: Sequence[str]
 ) -> None:
     """Raise Skip if a sample has media besides those that are read. `read`, `kinds`: names and kinds of these."""
     is_mapped = isinstance(shard, TarShard) and shard.field_map is not None  # then the map says what is taken
@@ -150,7 +150,7 @@ def _refuse_unread(
     refuse_unread_media(record, read, kinds, partial(_kind_of_name, reader, shard, row), shard.media_root is None)
 
 
-def _kind_of_name(reader: Reader, shard: Shard, row: IndexRow, name: str) -> str | None:
+def _kind_of_name(reader: SourceReader, shard: Shard, row: IndexRow, name: str) -> str | None:
     try:
         (part,) = reader.position_parts(shard, [name], row.key, row.parts)
     except Skip:
@@ -158,7 +158,7 @@ def _kind_of_name(reader: Reader, shard: Shard, row: IndexRow, name: str) -> str
     return None if part is None else _kind_of_part(reader, shard, part)
 
 
-def _kind_of_part(reader: Reader, shard: Shard, part: Part) -> str | None:
+def _kind_of_part(reader: SourceReader, shard: Shard, part: Part) -> str | None:
     try:
         return probe_part(reader.part_file(shard, part), part).kind
     except Skip:
@@ -168,39 +168,39 @@ def _kind_of_part(reader: Reader, shard: Shard, part: Part) -> str | None:
 def _guess_media_type_by_names(raw: bytes) -> str | None:
     """Guess the media type of an unreadable sample by the names in its JSON; None: it names no media."""
     try:
-        value = load_json(raw)
+        value = parse_sample_json(raw)
     except Skip:
         return None
     if not isinstance(value, dict):
         return None
     kinds = [medium.kind for medium in KINDS.values() if any(map(value.get, medium.keys))]
-    return media_type_by_name(list(media_file_names(value))) or (media_type(kinds) if kinds else None)
+    return guess_media_type_by_names(list(media_file_names(value))) or (media_type(kinds) if kinds else None)
 
 
-def read_measured_sample(reader: Reader, shard: Shard, row: MeasuredRow, settings: ReadSettings) -> ReadSample:
+def read_measured_sample(reader: SourceReader, shard: Shard, row: MeasuredRow, settings: ReadSettings) -> ReadSample:
     """Read a measured sample again, with the headers of its media."""
     return with_headers(reader, shard, read_without_opening_media(reader, shard, row, settings, reader.raw(shard, row)))
 
 
-def with_headers(reader: Reader, shard: Shard, sample: ReadSample) -> ReadSample:
+def with_headers(reader: SourceReader, shard: Shard, sample: ReadSample) -> ReadSample:
     """Return a sample of `read_without_opening_media` with its `media`, read from the headers of their files."""
     media = _read_headers(reader, shard, sample.parts)
     return sample._replace(media=_with_requested(reader, shard, sample.parts, media, sample.fields))
 
 
 def read_without_opening_media(
-    reader: Reader, shard: Shard, row: MeasuredRow, settings: ReadSettings, raw: bytes
+    reader: SourceReader, shard: Shard, row: MeasuredRow, settings: ReadSettings, raw: bytes
 ) -> ReadSample:
     """Read a measured sample from its JSON or text, `raw`; its media are not opened, and `media` is empty."""
     kinds = row.cut.sample_media_kinds if row.cut else [part.kind for part in row.parts]
     record, _ = _read_record(reader, shard, row, row.positions, raw, bool(kinds), settings)
-    key = source_key(row.key)
+    key = remove_copy_mark(row.key)
     # as when it was measured
-    if settings.missing_media is MissingMedia.remove and is_document_with_named_pictures(record):
+    if settings.missing_media is MissingMediaPolicy.remove and is_document_with_named_pictures(record):
         parts = {part.name: Part(*part[:3]) for part in row.parts}
         find = partial(shard.media, key=key, parts=[*parts.values()], look_up=partial(_find_measured_part, parts))
         record, _ = _find_media(record, settings, find)
-    placed = placed_record(record, kinds)
+    placed = match_placeholders_with_media(record, kinds)
     positions, marks = _read_positions_and_times(reader, shard, placed, key, row.positions)
     sample = ReadSample.of_record(raw, placed, [] if row.cut else row.parts, [], positions, marks)
     return cut_sample(sample, row.cut)._replace(parts=row.parts) if row.cut else sample
@@ -233,25 +233,25 @@ def cut_sample(whole: ReadSample, cut: Cut) -> ReadSample:
     )
 
 
-def _read_headers(reader: Reader, shard: Shard, parts: Sequence[AnyPart]) -> list[Media]:
+def _read_headers(reader: SourceReader, shard: Shard, parts: Sequence[AnyPart]) -> list[Media]:
     return [read_header(reader, shard, part, shard.decodes_videos) for part in parts]
 
 
-def read_header(reader: Reader, shard: Shard, part: AnyPart, decodes_videos: bool) -> Media:
+def read_header(reader: SourceReader, shard: Shard, part: AnyPart, decodes_videos: bool) -> Media:
     """Read kind and size of a medium; the frames of a video are counted by decoding all if `decodes_videos`."""
     file = reader.part_file(shard, part)
     medium = probe_part(file, part)
     if not decodes_videos or medium.kind != VIDEO.kind:
         return medium
-    from energon_pack.samples.media.stream_probe import decode_times
-    from energon_pack.samples.media.streams import errors_as_skip
+    from energon_pack.samples.media.stream_probe import decode_frame_times
+    from energon_pack.samples.media.streams import turn_pyav_errors_into_skip
 
-    with errors_as_skip("video"):
-        return replace(medium, num_frames=len(decode_times(as_file(ByteRange(file, part.offset, part.size)))))
+    with turn_pyav_errors_into_skip("video"):
+        return replace(medium, num_frames=len(decode_frame_times(as_file(ByteRange(file, part.offset, part.size)))))
 
 
 def _with_requested(
-    reader: Reader, shard: Shard, parts: Sequence[AnyPart], media: Sequence[Media], fields: dict[str, Any]
+    reader: SourceReader, shard: Shard, parts: Sequence[AnyPart], media: Sequence[Media], fields: dict[str, Any]
 ) -> list[Media]:
     def opened(index: int) -> BinaryIO:
         part = parts[index]
@@ -261,7 +261,7 @@ def _with_requested(
 
 
 def _read_positions_and_times(
-    reader: Reader, shard: Shard, placed: PlacedRecord, key: str, parts: Sequence[Part]
+    reader: SourceReader, shard: Shard, placed: PlacedRecord, key: str, parts: Sequence[Part]
 ) -> tuple[list[Part | None], list[str]]:
     """Return the .npy part of each image's patch positions, and the time marks made of them; both empty: no times."""
     if placed.record.fields.keys().isdisjoint(TIME_FIELDS):

@@ -24,7 +24,7 @@ class TakenRows:
     #: of `amount`; a percentage of the file's rows is rounded up, a share of them down
     unit: Literal["rows", "%", "share"]
 
-    def num_of(self, num_rows: int) -> int:
+    def count_taken_rows(self, num_rows: int) -> int:
         """Return how many of `num_rows` rows are taken."""
         if self.unit == "share":
             return int(num_rows * self.amount)
@@ -41,25 +41,25 @@ def drawn_rows(num_rows: int, which: TakenRows | float, name: str, seed: int) ->
         return None
     shuffled = np.argsort(random_keys(num_rows, seed, crc32(name.encode())), kind="stable")
     if isinstance(which, TakenRows):
-        num, rows = which.num_of(num_rows), np.arange(num_rows)
+        num, rows = which.count_taken_rows(num_rows), np.arange(num_rows)
         return {"first": rows[:num], "end": rows[num_rows - num :], "random": np.sort(shuffled[:num])}[which.place]
     count = np.full(num_rows, int(which))
     count[shuffled[: round(num_rows * (which - int(which)))]] += 1
     return np.repeat(np.arange(num_rows), count)
 
 
-def earlier_occurrences(rows: Ints) -> Ints:
+def count_earlier_occurrences(row_numbers: Ints) -> Ints:
     """Count for each of these ascending row numbers its earlier occurrences: [3, 3, 5] gives [0, 1, 0]."""
-    first: Ints = np.searchsorted(rows, rows)
-    return np.arange(len(rows)) - first
+    first: Ints = np.searchsorted(row_numbers, row_numbers)
+    return np.arange(len(row_numbers)) - first
 
 
 def drawn_keys(keys: Sequence[str], rows: Ints, copies: Ints) -> list[str]:
-    """Return the key of each drawn row; its second draw ends with `@2`. `copies`: from `earlier_occurrences(rows)`."""
+    """Return the key of each drawn row; its second draw ends with `@2`. `copies`: of `count_earlier_occurrences`."""
     pairs = zip(rows.tolist(), copies.tolist(), strict=True)
     return [f"{keys[row]}@{copy + 1}" if copy else keys[row] for row, copy in pairs]
 
 
-def source_key(key: str) -> str:
+def remove_copy_mark(key: str) -> str:
     """Return the key of a sample in its source, without the `@2` of a copy."""
     return _COPY_MARK.sub("", key)

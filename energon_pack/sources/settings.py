@@ -7,9 +7,9 @@ from typing import Any
 
 from energon_pack.errors import PackError
 from energon_pack.run.load_by_name import load_entry_point
-from energon_pack.samples.raw_record import name_with_hash
+from energon_pack.samples.raw_record import function_name_with_file_hash
 from energon_pack.samples.settings import ReadSettings
-from energon_pack.sources.media_files import media_map_of
+from energon_pack.sources.media_files import parse_media_map
 
 
 class Format(str, Enum):
@@ -63,7 +63,7 @@ class SourceConfig(ReadSettings):
         """Add a hash of its file to the name of the map, so that everything that is kept depends on it."""
         super().__post_init__()
         if self.map is not None:
-            self.map = name_with_hash(self.map)
+            self.map = function_name_with_file_hash(self.map)
 
     @property
     def reading(self) -> ReadSettings:
@@ -75,7 +75,7 @@ class SourceConfig(ReadSettings):
         if self.format not in list(Format) and load_entry_point("sources", "source.format", self.format) is None:
             formats = ", ".join(each.value for each in Format)
             raise PackError(f"source.format={self.format}: there are {formats}, and what installed packages add")
-        media_map_of(self.media_map)
+        parse_media_map(self.media_map)
         named = {
             "source.messages_key": self.messages_key,
             "source.columns.messages": self.columns.messages,

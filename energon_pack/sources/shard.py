@@ -14,14 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from energon_pack.run.untrusted_input import parse_json
-from energon_pack.samples.media_parts import listed_parts, media_parts
+from energon_pack.samples.media_parts import find_listed_parts, find_media_parts
 from energon_pack.samples.record import Record, parse_record
 from energon_pack.samples.sample import AnyPart, Part
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources import wds
 from energon_pack.sources.jsonl import line_index
 from energon_pack.sources.jsonl.dialects import with_coco_image_name
-from energon_pack.sources.media_files import joined_name
+from energon_pack.sources.media_files import join_file_and_key
 from energon_pack.sources.named_bytes import may_have_base64, replace_media_by_names
 from energon_pack.sources.part_names import FieldMap
 from energon_pack.sources.row_shard import RowShard
@@ -63,13 +63,13 @@ class TarShard(SourceFile):
         return table.filter(pc.invert(pc.is_in(table["key"], pa.array(sorted(self.excluded_keys), pa.string()))))
 
     def digest(self) -> str:
-        return wds.digest_of_headers(self.path)
+        return wds.hash_tar_headers(self.path)
 
     def record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
         """Parse a sample from the bytes of its JSON or text. `part`: `json`, `txt` …; `has_media`: it has media."""
         if self.field_map is not None:
             return parse_record(self.field_map.read_fields(raw, part), settings)
-        return wds.record_of(raw, part, has_media, settings)
+        return wds.parse_tar_record(raw, part, has_media, settings)
 
     def media(self, record: Record, key: str, parts: Sequence[Part], look_up: LookUp) -> list[Part]:
         """Return the media of a sample, in the order in which it lists them; raises Skip if one is missing.
@@ -78,11 +78,11 @@ class TarShard(SourceFile):
         """
         if self.field_map is not None:
             parts = [part for part in parts if part.name in self.field_map.media]
-        return media_parts(record, key, parts)
+        return find_media_parts(record, key, parts)
 
     def part(self, name: str, key: str, parts: Sequence[Part], look_up: LookUp) -> Part:
         """Return the part of a sample that is called `name`; other arguments and errors as of `media`."""
-        return listed_parts([name], key, parts)[0]
+        return find_listed_parts([name], key, parts)[0]
 
     @property
     def names_folder(self) -> str:
@@ -130,7 +130,7 @@ class JsonlShard(RowShard):
         except ValueError:  # `record` reports it
             return raw
         return json.dumps(
-            replace_media_by_names(value, joined_name(os.path.basename(self.path), f"{offset}+{size}"))
+            replace_media_by_names(value, join_file_and_key(os.path.basename(self.path), f"{offset}+{size}"))
         ).encode()
 
     def digest(self) -> str:

@@ -14,10 +14,10 @@ from energon_pack.samples.cut import Cut
 from energon_pack.samples.pairs import with_rejected_side
 from energon_pack.samples.record import Record, with_use_audio_setting
 from energon_pack.samples.sample import MediaPart, Part
-from energon_pack.samples.settings import ReadSettings, Take
+from energon_pack.samples.settings import PreferenceTake, ReadSettings
 from energon_pack.sources.media_files import split_file_and_key
 from energon_pack.sources.mixture import NO_SETTINGS, EntrySettings
-from energon_pack.sources.sample_ratio import drawn_rows, source_key
+from energon_pack.sources.sample_ratio import drawn_rows, remove_copy_mark
 from energon_pack.sources.settings import Format
 from energon_pack.sources.storage import File, FileState, open_file, real_path, state_of
 
@@ -56,7 +56,7 @@ class MeasuredRow(SampleRow):
 _Row = TypeVar("_Row", bound=SampleRow)
 
 
-def rows_of(table: pa.Table, form: type[_Row]) -> Iterator[_Row]:
+def rows_of(table: pa.Table, row_class: type[_Row]) -> Iterator[_Row]:
     """Yield the rows of a table as objects of a class, each of whose fields is a column or has a default."""
 
     def values(field: Field[Any]) -> Iterable[Any]:
@@ -64,10 +64,10 @@ def rows_of(table: pa.Table, form: type[_Row]) -> Iterator[_Row]:
             return repeat(field.default)
         return _column_values(table[field.name], field.name)
 
-    return map(form, *map(values, fields(form)))
+    return map(row_class, *map(values, fields(row_class)))
 
 
-def parts_of(column: pa.ChunkedArray) -> list[list[Any]]:
+def read_parts_column(column: pa.ChunkedArray) -> list[list[Any]]:
     """Return the parts of each row, from a column of lists: `MediaPart`s if they have a kind, else `Part`s."""
     array = column.combine_chunks()
     starts = array.offsets.to_pylist()
@@ -80,7 +80,7 @@ def parts_of(column: pa.ChunkedArray) -> list[list[Any]]:
 
 def _column_values(column: pa.ChunkedArray, name: str) -> list[Any]:
     if name in ("parts", "positions"):
-        return parts_of(column)
+        return read_parts_column(column)
     values: list[Any] = column.to_pylist()
     return [value and Cut(**value) for value in values] if name == "cut" else values
 
@@ -193,7 +193,7 @@ class SourceFile:
 
     def key_in_tar(self, key: str) -> str:
         """Return the key of a sample's parts in the tar: without the `@2` that marks a repeated draw."""
-        return source_key(key)
+        return remove_copy_mark(key)
 
     def sample_id(self, key: str) -> str:
         """Return the name of a sample in packs and ledger: `<shard>/<key>`, `<file>:<line>`."""
@@ -205,14 +205,14 @@ def relative_path(folder: str, path: str) -> str:
     return path.removeprefix(f"{folder.rstrip('/')}/")
 
 
-def read_record(read: Callable[[ReadSettings], Record], settings: ReadSettings) -> Record:
-    """Return the record that `read` parses by `settings`; of `source.take=both`, the record of the pair.
+def read_record(read_with_settings: Callable[[ReadSettings], Record], settings: ReadSettings) -> Record:
+    """Return the record that `read_with_settings` parses by `settings`; of `source.take=both`, the record of the pair.
 
-    Raises what `read` and `with_rejected_side` raise.
+    Raises what `read_with_settings` and `with_rejected_side` raise.
     """
-    if settings.take != Take.both:
-        return read(settings)
-    chosen, rejected = (replace(settings, take=Take.chosen) for _ in range(2))
+    if settings.take != PreferenceTake.both:
+        return read_with_settings(settings)
+    chosen, rejected = (replace(settings, take=PreferenceTake.chosen) for _ in range(2))
     rejected.takes_rejected = True
-    other = read(rejected)  # first: it says what is no pair
-    return with_rejected_side(read(chosen), other)
+    other = read_with_settings(rejected)  # first: it says what is no pair
+    return with_rejected_side(read_with_settings(chosen), other)

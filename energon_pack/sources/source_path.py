@@ -32,9 +32,9 @@ from energon_pack.sources.find import (
 from energon_pack.sources.jsonl.row_files import (
     RowFileFinder,
     TableFinder,
+    find_sample_tables_and_others,
     is_parquet,
-    say_left_out,
-    tables_in,
+    print_unread_tables,
     without_extensions,
     without_ledgers_and_sidecars,
 )
@@ -43,13 +43,13 @@ from energon_pack.sources.mixture import (
     EntrySettings,
     Mixture,
     check_entries,
-    mixture_entries,
+    parse_mixture_entries,
     read_entries_of_config,
     read_entry_settings,
     read_yaml_object,
 )
 from energon_pack.sources.mixture_spellings import entries_in_json, entries_in_yaml
-from energon_pack.sources.pack_shard import with_pack_shards
+from energon_pack.sources.pack_shard import convert_tars_of_packs
 from energon_pack.sources.part_names import read_field_map
 from energon_pack.sources.prepared_folder import SplitSelection
 from energon_pack.sources.row_shard import RowShard, TableShard
@@ -126,7 +126,7 @@ def _read_entries(settings: SourceConfig, path: Any, cwd: str) -> list[Entry] | 
         entries = entries_in_json(file, settings, cwd)
     elif value := read_yaml_object(file):
         is_ours = "mixture" in value
-        entries = mixture_entries(file, value) if is_ours else entries_in_yaml(file, value, settings, cwd)
+        entries = parse_mixture_entries(file, value) if is_ours else entries_in_yaml(file, value, settings, cwd)
     return entries and check_entries(path, entries)
 
 
@@ -188,14 +188,14 @@ def _join_sources(parts: Sequence[Source]) -> Source:
 # ---------------------------------------------------------------------------------------------- the forms of an entry
 
 
-class FoundForms(NamedTuple):
+class FoundFormats(NamedTuple):
     """The formats of an entry of `source.path`, and the tars in its folders."""
 
     forms: list[Format]
     stems: set[str]  # paths of tars in folders, without their extensions
 
 
-def find_forms(entry: str) -> FoundForms:
+def find_forms(entry: str) -> FoundFormats:
     """Return the formats of the files of an entry of `source.path`, by their extensions (unknown ones: JSONL)."""
     _, folders, files = resolve_source_entry(entry)
     forms, stems = set(map(_form_of_file, files)), set[str]()
@@ -210,7 +210,7 @@ def find_forms(entry: str) -> FoundForms:
                 " source=jsonl the lines, a list of globs in source.path both"
             )
         forms |= {form for form, present in ((Format.wds, tars), (Format.jsonl, lines)) if present}
-        here, unread_here = tables_in(folder, stems)
+        here, unread_here = find_sample_tables_and_others(folder, stems)
         tables, unread = tables + here, unread + unread_here
     has_parquet = any(map(is_parquet, tables)) or Format.table in forms
     if not forms and not has_parquet and any(map(json_files, folders)):
@@ -218,7 +218,7 @@ def find_forms(entry: str) -> FoundForms:
     if forms and not has_parquet:
         tables, unread = [], unread + tables
     forms |= {Format.table} if tables else set()
-    say_left_out(entry, unread if forms else ())
+    print_unread_tables(entry, unread if forms else ())
     if not forms and (media := next((file for folder in folders for file in walk(folder, _MEDIA_FILE)), None)):
         raise PackError(
             f"source.path={entry}: media as {media}, and nothing that says what to train: a metadata.jsonl beside them"
@@ -229,7 +229,7 @@ def find_forms(entry: str) -> FoundForms:
             f"source.path={entry}: no *.tar, *.jsonl, *.parquet, *.arrow, *.csv or *.tsv there; other forms are not"
             f" read: write lines of JSON of them{_lmdb_advice(folders)}"
         )
-    return FoundForms([form for form in Format if form in forms], stems)
+    return FoundFormats([form for form in Format if form in forms], stems)
 
 
 def _lmdb_advice(folders: Sequence[str]) -> str:
@@ -302,7 +302,7 @@ class TarFinder(FileFinder):
         if not shards:
             named, split = ", ".join(path), self._settings.split
             raise PackError(f"source.path={named}: every tar is left out by source.split={split} or by an exclude")
-        shards = with_pack_shards(shards)
+        shards = convert_tars_of_packs(shards)
         if self._settings.map is not None or self._settings.has_renames or self._settings.messages_key:
             return [replace(shard, field_map=None) for shard in shards if isinstance(shard, TarShard)]
         maps = (shard.field_map for shard in shards if isinstance(shard, TarShard))

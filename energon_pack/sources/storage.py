@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 from energon_pack.errors import PackError, similar_path_hint
-from energon_pack.run.address import is_address, joined, parent, tidy_address
+from energon_pack.run.address import is_address, join_address, parent, tidy_address
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -67,7 +67,7 @@ class _ReadCounter:
     num_bytes = 0
 
 
-def call_counting_bytes(function: Callable[[Job], Result], job: Job) -> tuple[Result, int]:
+def call_counting_read_bytes(function: Callable[[Job], Result], job: Job) -> tuple[Result, int]:
     """Call a function with a job; return its result, and how many bytes of files this process read meanwhile."""
     before = _ReadCounter.num_bytes
     return function(job), _ReadCounter.num_bytes - before
@@ -96,7 +96,7 @@ class LocalFile(File):
         os.close(self.fd)
 
 
-class InMemory(File):
+class InMemoryFile(File):
     """A file, or a value inside a file, whose bytes are all in memory."""
 
     def __init__(self, data: bytes, version: str):
@@ -123,9 +123,9 @@ class ObjectStoreFile(File):
         return data
 
 
-def read_ahead(ranges_of: Sequence[tuple[File, Sequence[tuple[int, int]]]]) -> None:
+def read_ahead(ranges_by_file: Sequence[tuple[File, Sequence[tuple[int, int]]]]) -> None:
     """Request (offset, size) ranges of files on object stores before they are read; local files need no request."""
-    if objects := [(file.blocks, ranges) for file, ranges in ranges_of if isinstance(file, ObjectStoreFile)]:
+    if objects := [(file.blocks, ranges) for file, ranges in ranges_by_file if isinstance(file, ObjectStoreFile)]:
         from energon_pack.sources import store_objects
 
         store_objects.read_ahead(objects)
@@ -195,7 +195,7 @@ def absolute(path: str) -> str:
 
 def path_in(folder: str, name: str) -> str:
     """Join a folder and a name, as `os.path.join`; each may be an address."""
-    return joined(folder, name) if is_address(folder) or is_address(name) else os.path.join(folder, name)
+    return join_address(folder, name) if is_address(folder) or is_address(name) else os.path.join(folder, name)
 
 
 def folder_of(path: str) -> str:

@@ -67,14 +67,14 @@ def walk(folder: str, pattern: re.Pattern[str]) -> list[str]:
     ]
 
 
-def list_folder(folder: str, below: Collection[str]) -> dict[str, SizeAndVersion | None]:
+def list_folder(folder: str, subfolders: Collection[str]) -> dict[str, SizeAndVersion | None]:
     """List a folder on a store as `storage.list_folder`; an object that only stands for a subfolder is left out."""
     objects = {address[len(folder) + 1 :]: states for address, states in stores.list_recursively(folder).items()}
     around = {name: [above.as_posix() for above in PurePosixPath(name).parents][:-1] for name in objects}
     folders = set(chain.from_iterable(around.values()))
     states: dict[str, SizeAndVersion | None] = {}
     for name, state in objects.items():
-        closed = next((above for above in reversed(around[name]) if above not in below), None)
+        closed = next((above for above in reversed(around[name]) if above not in subfolders), None)
         if closed is not None:
             states[f"{closed}/"] = None
         elif name not in folders:
@@ -148,7 +148,7 @@ class BlockwiseReader:
         """Return the bytes from `offset` on, up to `end` or to the end of their block, whichever comes first."""
         number, start = divmod(offset, BLOCK_BYTES)
         here = slice(start, min(BLOCK_BYTES, end - number * BLOCK_BYTES))
-        kept = BLOCKS.read_if_kept(self._key, number, here.start, here.stop) or b""
+        kept = BLOCKS.read_if_cached(self._key, number, here.start, here.stop) or b""
         is_whole = len(kept) == here.stop - here.start  # false if the machine went down while writing it
         return kept if is_whole else bytes(self._fetch(number, -(-end // BLOCK_BYTES))[here])
 
@@ -253,19 +253,19 @@ class _ReadAheadRequest(NamedTuple):
     spool_offset: int  # offset of its bytes in the spool
 
 
-def max_ahead_bytes() -> int:
+def max_read_ahead_bytes() -> int:
     """Return how many bytes a process may read ahead: 32 MiB, or an eighth of the free disk space if that is more."""
     return max(_MAX_MEMORY_BYTES, disk_usage(tempfile.gettempdir()).free // _FREE_DISK_DIVISOR)
 
 
-def read_ahead(objects: Sequence[tuple[BlockwiseReader, Sequence[tuple[int, int]]]]) -> None:
+def read_ahead(ranges_by_object: Sequence[tuple[BlockwiseReader, Sequence[tuple[int, int]]]]) -> None:
     """Request byte ranges of objects, 16 requests at a time, before they are read; drop ranges of an earlier call.
 
-    `objects`: each object with its ranges, as (offset, size) in bytes.
+    `ranges_by_object`: each object with its ranges, as (offset, size) in bytes.
     """
     fetched: list[tuple[BlockwiseReader, list[_ReadAheadRequest]]] = []
     size = 0
-    for item, ranges in objects:
+    for item, ranges in ranges_by_object:
         item.drop_bytes_ahead()
         fetched.append((item, []))
         for start, end in item.missing_requests(ranges):

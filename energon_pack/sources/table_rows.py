@@ -29,21 +29,21 @@ def columnar_table_of(path: str) -> parquet_rows.ParquetTable | arrow_rows.Arrow
 def column_names(path: str) -> list[str]:
     """Return the names of a table's columns; raises PackError if it can't be read."""
     if is_text_table(path):
-        return csv_rows.csv_of(path).columns
+        return csv_rows.cached_csv_table(path).columns
     table = columnar_table_of(path)
     schema: pa.Schema = table.schema if isinstance(table, arrow_rows.ArrowTable) else table.parquet.schema_arrow
     return [*schema.names]
 
 
-def row_json(path: str, file: File, number: int, offset: int, size: int) -> bytes:
+def row_json(path: str, file: File, row_number: int, offset: int, size: int) -> bytes:
     """Return the JSON of a row, with names in place of bytes; raises Skip if it can't be read.
 
     `file`: the open table; `offset`, `size`: the place that the index names; only a CSV needs it.
     """
     if is_text_table(path):
-        return csv_rows.row_json(path, file, number, offset, size)
+        return csv_rows.row_json(path, file, row_number, offset, size)
     read_json = arrow_rows.row_json if table_extension(path) == ".arrow" else parquet_rows.row_json
-    return read_json(path, file.version, number)
+    return read_json(path, file.version, row_number)
 
 
 def open_cell(path: str, key: str) -> File:

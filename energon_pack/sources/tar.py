@@ -15,7 +15,7 @@ from functools import lru_cache
 from zlib import adler32
 
 from energon_pack.samples.bytes import Bytes
-from energon_pack.sources.other_formats import other_format
+from energon_pack.sources.other_formats import describe_foreign_format
 
 BLOCK = tarfile.BLOCKSIZE  # headers and contents fill whole blocks
 #: size of a member without own bytes: a link, a device, a sparse file
@@ -91,7 +91,7 @@ class TarScan:
                 offset = self._next_archive(offset)
                 continue
             try:
-                name, size, kind = parse_header(header)
+                name, size, kind = parse_tar_header(header)
                 valid = size >= 0
             except ValueError:
                 valid = False
@@ -107,13 +107,13 @@ class TarScan:
             data = offset + BLOCK
             size = 0 if kind in _TYPES_WITHOUT_DATA else size
             is_extended = kind in EXTENDED_TYPES
-            next_header = data + num_blocks_bytes(size)
+            next_header = data + round_up_to_tar_blocks(size)
             if (extended or self.global_fields) and not is_extended:
                 fields = self.global_fields | extended
                 name = fields.get("path") or name
                 size = size if kind in _TYPES_WITHOUT_DATA else int(fields.get("size", size))
                 # a global size moves no header, as in tarfile: each member's own header has a size, too
-                next_header = data + num_blocks_bytes(size) if "size" in extended else next_header
+                next_header = data + round_up_to_tar_blocks(size) if "size" in extended else next_header
             if data + size > end or (is_extended and size > MAX_EXTENDED_SIZE):
                 cut = None if is_extended else name
                 self.damage.append(Damage(data, f"cut {end - data} bytes into {name!r}", cut, hides_member=cut is None))
@@ -157,7 +157,7 @@ class TarScan:
         while len(header := self.file.read(offset, BLOCK)) == BLOCK:
             if header[257:262] == b"ustar":
                 with suppress(ValueError):
-                    parse_header(header)
+                    parse_tar_header(header)
                     return offset
             offset += BLOCK
         return None
@@ -165,21 +165,21 @@ class TarScan:
 
 def _no_tar_damage(head: bytes, detail: str) -> Damage:
     """Return the damage of a file that does not begin like a tar: another format, or a damaged beginning."""
-    other = other_format(head)
+    other = describe_foreign_format(head)
     return Damage(0, f"{NOT_A_TAR} but {other}" if other else detail, hides_member=True)
 
 
-def num_blocks_bytes(size: int) -> int:
-    """Return the bytes of the whole blocks that a member of `size` bytes fills."""
-    return -(-size // BLOCK) * BLOCK
+def round_up_to_tar_blocks(member_bytes: int) -> int:
+    """Return the bytes of the whole blocks that a member of `member_bytes` bytes fills."""
+    return -(-member_bytes // BLOCK) * BLOCK
 
 
 def num_tar_bytes(sizes: Sequence[int]) -> int:
     """Return the bytes that files of these sizes take in a tar, with headers and padding, without its end."""
-    return sum(BLOCK + num_blocks_bytes(size) for size in sizes)
+    return sum(BLOCK + round_up_to_tar_blocks(size) for size in sizes)
 
 
-def parse_header(header: bytes) -> tuple[str, int, bytes]:
+def parse_tar_header(header: bytes) -> tuple[str, int, bytes]:
     """Return name, size and type flag of a header; an unreadable size is below zero. ValueError: a wrong checksum."""
     name, digits, checksum, kind = _unpack_header(header)
     if adler32(header) & 0xFFFF != _adler32_low(checksum):
@@ -197,14 +197,14 @@ def parse_header(header: bytes) -> tuple[str, int, bytes]:
     return name.decode(errors="backslashreplace"), size, kind
 
 
-def is_header_of(header: bytes, name: str, size: int) -> bool:
+def is_tar_header_of(header_block: bytes, name: str, size: int) -> bool:
     """Say whether a block alone is the header of this member; of a name that it has no room for, it shows the size."""
-    if len(header) < BLOCK:
+    if len(header_block) < BLOCK:
         return False
-    if header.startswith(b"%b\0" % name.encode()) and header[124:136] == b"%011o\0" % size:
+    if header_block.startswith(b"%b\0" % name.encode()) and header_block[124:136] == b"%011o\0" % size:
         return True
     try:
-        its_name, its_size, _ = parse_header(header)
+        its_name, its_size, _ = parse_tar_header(header_block)
     except ValueError:
         return False
     short = name.isascii() and len(name) <= 100

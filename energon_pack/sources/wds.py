@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from energon_pack.samples.documents import document_of
 from energon_pack.samples.preference import not_a_pair_skip
-from energon_pack.samples.raw_record import load_json, map_record
+from energon_pack.samples.raw_record import apply_map_function, parse_sample_json
 from energon_pack.samples.record import Record, caption_record, parse_record
 from energon_pack.samples.settings import ReadSettings, SampleType
 from energon_pack.samples.skip import Reason, Skip
@@ -67,7 +67,7 @@ def index_tar(path: str, record_part: str | None = None) -> pa.Table:
     return rows.table().replace_schema_metadata(about)
 
 
-def digest_of_headers(path: str) -> str:
+def hash_tar_headers(path: str) -> str:
     """Read all headers of a tar, and return their SHA-256."""
     with open_file(path) as file:
         scan = TarScan(file)
@@ -81,13 +81,13 @@ def index_metadata(index: pa.Table) -> dict[str, str]:
     return {name.decode(): value.decode() for name, value in (index.schema.metadata or {}).items()}
 
 
-def damage_of(about: Mapping[str, str]) -> list[tuple[int, str]]:
-    """Return (offset, description) of each damage in a file. `about`: what `index_metadata` returned for it."""
-    return [(offset, detail) for offset, detail in json.loads(about.get("damage", "[]"))]
+def parse_index_damage(metadata: Mapping[str, str]) -> list[tuple[int, str]]:
+    """Return (offset, description) of each damage in a file. `metadata`: what `index_metadata` returned for it."""
+    return [(offset, detail) for offset, detail in json.loads(metadata.get("damage", "[]"))]
 
 
 def dotted_keys_error(path: str, about: Mapping[str, str]) -> str | None:
-    """Return the error for a tar with dotted keys (see `index_tar`); None: it has none. `about`: as of `damage_of`."""
+    """Return the error for a tar with dotted keys (see `index_tar`); None: none. `about`: the index's metadata."""
     return dotted_key_message(path, *json.loads(about["dotted"])) if "dotted" in about else None
 
 
@@ -239,10 +239,10 @@ def _key_of(name: str) -> str:
 # --------------------------------------------------------------------------------------------------- one sample
 
 
-def record_of(raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
+def parse_tar_record(raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
     """Parse the record of a sample from its JSON, or from a text, which is a caption or a document; raises Skip."""
     if part.lower() == "json":
-        return parse_record(map_record(load_json(raw), settings), settings)
+        return parse_record(apply_map_function(parse_sample_json(raw), settings), settings)
     is_document = settings.sample_type is SampleType.document
     if not is_document and (not has_media or settings.sample_type not in (SampleType.auto, SampleType.captioning)):
         raise Skip(Reason.MISSING_JSON, "only a txt")
@@ -254,5 +254,5 @@ def record_of(raw: bytes, part: str, has_media: bool, settings: ReadSettings) ->
         raise not_a_pair_skip("it is a txt")
     if settings.map is not None:
         key = settings.messages_key or "text" if is_document else "caption"
-        return parse_record(map_record({key: text}, settings), settings)
+        return parse_record(apply_map_function({key: text}, settings), settings)
     return Record(document_of(text)) if is_document else caption_record(text, settings)

@@ -9,12 +9,12 @@ from typing import Any, TypeAlias
 from energon_pack.config import PackConfig, Stage
 from energon_pack.config.naming import cache_address, cache_folder
 from energon_pack.config.stage_settings import ShardSettings, StageSettings
-from energon_pack.dataset.destination import report_if_intact
-from energon_pack.dataset.in_folder import DatasetInFolder
+from energon_pack.dataset.destination import read_report_if_intact
+from energon_pack.dataset.in_folder import FolderDestination
 from energon_pack.errors import PackError
 from energon_pack.run.console import say
 from energon_pack.run.executors.admission import terms_with_mark_files
-from energon_pack.run.executors.slurm import LENGTHS, PLAN, PUBLISH, WRITE, Chain
+from energon_pack.run.executors.slurm import LENGTHS, PLAN, PUBLISH, WRITE, SlurmJobChain
 from energon_pack.run.workshop import one_process_at_a_time
 from energon_pack.stages.places import Places, prepare_places
 from energon_pack.stages.plan_on_disk import (
@@ -28,7 +28,7 @@ from energon_pack.stages.plan_on_disk import (
 MissingStages: TypeAlias = dict[str, Sequence[int] | None]
 
 
-def run_chain(config: PackConfig, command: Sequence[str]) -> dict[str, Any]:
+def run_stages_as_slurm_jobs(config: PackConfig, command: Sequence[str]) -> dict[str, Any]:
     """Submit the missing stages of a run as Slurm jobs, and wait for them unless `executor.wait=false`.
 
     Args:
@@ -51,12 +51,12 @@ def run_chain(config: PackConfig, command: Sequence[str]) -> dict[str, Any]:
     destination = places.output.destination
     name = f"{destination.final.name}-{hashlib.sha256(destination.place.encode()).hexdigest()[:8]}"
     folder = cache_folder(config.cache_dir, config.output.dir).absolute() / "slurm" / name
-    chain = Chain(config.executor, folder, command)
+    chain = SlurmJobChain(config.executor, folder, command)
     settings = StageSettings.of(config, places.source, places.processor)
     expected = ExpectedPlan.of(settings.plan, places)
     missing = partial(_missing_stages, places, expected, settings.shards, config.executor.num_tasks)
     if config.executor.show:
-        for stage, script in chain.scripts(missing()).items():
+        for stage, script in chain.build_scripts_by_stage(missing()).items():
             for line in (f"# {folder / stage}.sh", *script.split("\n")):
                 say(line)
         return {}
@@ -71,15 +71,19 @@ def run_chain(config: PackConfig, command: Sequence[str]) -> dict[str, Any]:
         say(f"not waited for any more; the jobs go on. To end them: scancel {' '.join(jobs.values())}")
         raise
     say(f"{'there already:' if places.published_report is not None else 'packed into'} {destination.place}")
-    return report_if_intact(destination.place) or {}
+    return read_report_if_intact(destination.place) or {}
 
 
 def _submit_or_find_jobs(
-    places: Places, chain: Chain, settings: dict[str, Any], overwrite: bool, missing: Callable[[], MissingStages]
+    places: Places,
+    chain: SlurmJobChain,
+    settings: dict[str, Any],
+    overwrite: bool,
+    missing: Callable[[], MissingStages],
 ) -> dict[str, str]:
     """Return the ids of a run's Slurm jobs by stage: jobs that do this run already, or jobs that are submitted now."""
     run_settings = json.dumps(settings, sort_keys=True)
-    if jobs := chain.submitted(run_settings):
+    if jobs := chain.find_submitted_jobs(run_settings):
         say(f"Slurm's jobs {', '.join(jobs.values())} do this run already; logs in {chain.folder}")
         return jobs
     refuse_other_plan(places.output.destination, settings, overwrite)
@@ -104,7 +108,7 @@ def _missing_stages(places: Places, expected: ExpectedPlan, settings: ShardSetti
     return {WRITE: parts, PUBLISH: None} if parts else {PUBLISH: None}
 
 
-def _progress(destination: DatasetInFolder) -> str:
+def _progress(destination: FolderDestination) -> str:
     """Return a text about how far a run is, by its files."""
     staging = destination.final.parent / ".staging" / destination.final.name
     num_done, num_shards = len([*staging.glob("*/*.tar.done")]), num_planned_shards(destination)

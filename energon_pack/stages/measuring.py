@@ -12,16 +12,16 @@ from energon_pack.config.stage_settings import MeasuringSettings, MethodSettings
 from energon_pack.errors import PackError, amount
 from energon_pack.lengths.drawn_videos import remeasure_miscounted_videos
 from energon_pack.lengths.index import IndexedShard, first_samples, index_shards
-from energon_pack.lengths.measure import KEY_PREFIX, measure_rows, measure_shards, with_trusted_engine
+from energon_pack.lengths.measure import KEY_PREFIX, measure_rows, measure_shards, replace_engine_if_distrusted
 from energon_pack.lengths.method import Method, build_method
 from energon_pack.plan.expand import expand_conversations, measure_sides
 from energon_pack.plan.items import Lengths
 from energon_pack.run.bounded_memory import Scratch
 from energon_pack.run.console import say
-from energon_pack.run.executors import EqualSpans, WorkPart
+from energon_pack.run.executors import EqualSizeParts, WorkPart
 from energon_pack.run.workshop import Workshop
 from energon_pack.sources.find import Source
-from energon_pack.sources.media_files import MediaMap, mapped_name
+from energon_pack.sources.media_files import MediaMap, replace_mapped_prefix
 from energon_pack.sources.mixture import Mixture
 from energon_pack.sources.shard import Shard
 from energon_pack.templates.families.rules import MediaRules
@@ -53,7 +53,7 @@ def index_source(shards: Sequence[Shard], keep_damaged: bool, seed: int, worksho
         return index_shards([*shards], keep_damaged, seed, workshop)
 
 
-def prepare_method(settings: MethodSettings, workshop: Workshop) -> Method:
+def prepare_measuring_method(settings: MethodSettings, workshop: Workshop) -> Method:
     """Load the processor, and return the method by which it measures samples."""
     with workshop.timed("processor"):
         model = settings.template.model
@@ -61,11 +61,11 @@ def prepare_method(settings: MethodSettings, workshop: Workshop) -> Method:
         template = replace(settings.template, model=replace(model, processor=os.fspath(folder)))
         method = build_method(template, settings.read, settings.engine, workshop, settings.with_beginnings)
         if settings.mixture is not None:
-            check_tiles(settings.mixture, media_rules_of(method.template_folder))
-        return with_trusted_engine(replace(method, keep_damaged=settings.keep_damaged), workshop)
+            refuse_other_max_tiles(settings.mixture, media_rules_of(method.template_folder))
+        return replace_engine_if_distrusted(replace(method, keep_damaged=settings.keep_damaged), workshop)
 
 
-def check_tiles(mixture: Mixture, rules: MediaRules | None) -> None:
+def refuse_other_max_tiles(mixture: Mixture, rules: MediaRules | None) -> None:
     """Raise PackError if an entry of a mixture names another number of tiles of an image than the model takes.
 
     `rules`: those that count the model's media. None, or without tiles: only print that the number is not read.
@@ -108,22 +108,24 @@ def measure_source(
         return Measured(lengths, method, num_found, num_repeated, source.mixture)
 
 
-def measure_part(
-    source: Source, part: WorkPart, of_method: MethodSettings, settings: MeasuringSettings, workshop: Workshop
+def measure_part_of_source(
+    source: Source, part: WorkPart, method_settings: MethodSettings, settings: MeasuringSettings, workshop: Workshop
 ) -> dict[str, int]:
     """Measure one part of the source into the cache; return as `samples` how many of the part it holds now.
 
     All processes cut the bytes of the source into the same equal spans, so a part reads nothing of the others.
     """
     shards, limit = source.shards, settings.limit
-    spans = EqualSpans([shard.size for shard in shards])
+    spans = EqualSizeParts([shard.size for shard in shards])
     is_counted = limit is not None  # it counts the samples of all shards
     chosen = range(len(shards)) if is_counted else spans.overlapping_items(part)
-    indexed = index_source([shards[number] for number in chosen], of_method.keep_damaged, settings.seed, workshop)
-    method = prepare_method(of_method, workshop)
+    indexed = index_source([shards[number] for number in chosen], method_settings.keep_damaged, settings.seed, workshop)
+    method = prepare_measuring_method(method_settings, workshop)
     with workshop.timed("lengths"):
         limited = first_samples(indexed, limit)
-        rows = [spans.rows_in(part, number, item.num_samples) for number, item in zip(chosen, limited, strict=False)]
+        rows = [
+            spans.rows_of_item_in(part, number, item.num_samples) for number, item in zip(chosen, limited, strict=False)
+        ]
         number = measure_rows(limited, rows, method, workshop)
     say(f"the lengths of {amount(number, 'sample')} are in {workshop.cache()}: part {part} of the source")
     return {"samples": number}
@@ -150,9 +152,9 @@ def _line_on_unused_map(media_map: MediaMap, places: Iterable[str], tables: Iter
 
 
 def _any_in_folder(names: pa.Array, old: str) -> bool:
-    """Tell whether a name lies in the folder `old`, as `mapped_name` says."""
+    """Tell whether a name lies in the folder `old`, as `replace_mapped_prefix` says."""
     begun = names.filter(pc.starts_with(names, old))
-    return any(mapped_name(name, ((old, "."),)) != name for name in begun.unique().to_pylist())
+    return any(replace_mapped_prefix(name, ((old, "."),)) != name for name in begun.unique().to_pylist())
 
 
 def _is_in_skip_details(details: pa.ChunkedArray, old: str) -> bool:

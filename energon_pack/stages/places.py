@@ -7,26 +7,26 @@ from typing import Any
 
 from energon_pack.config import Format, LabelsConfig, ModelConfig, OutputConfig, PackConfig, SourceConfig, Stage, plain
 from energon_pack.config.naming import are_same_settings, cache_address, cache_folder, content_settings, short_hash
-from energon_pack.dataset.destination import report_if_intact
+from energon_pack.dataset.destination import read_report_if_intact
 from energon_pack.dataset.files import PAGE
 from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.in_folder import DatasetInFolder
-from energon_pack.dataset.in_store import DatasetInStore, refuse_unwritable_address
-from energon_pack.dataset.ledger import page_of_unpublished
+from energon_pack.dataset.in_folder import FolderDestination
+from energon_pack.dataset.in_store import StoreDestination, refuse_unwritable_address
+from energon_pack.dataset.ledger import page_path_of_unpublished
 from energon_pack.dataset.staging_files import refuse_unwritable_folder
 from energon_pack.errors import PackError
 from energon_pack.run.address import only_local_paths, parent
 from energon_pack.run.console import say
 from energon_pack.run.executors import Executor, JobFolder
-from energon_pack.run.files import naming_full_disk
+from energon_pack.run.files import reporting_full_disk
 from energon_pack.run.progress import Progress
-from energon_pack.run.workshop import Mirror, Workshop
-from energon_pack.sources.demo import NUM_SAMPLES, make_demo
+from energon_pack.run.workshop import CacheMirror, Workshop
+from energon_pack.sources.demo import NUM_SAMPLES, make_demo_source_and_processor
 from energon_pack.sources.find import Source
 from energon_pack.sources.source_path import find_source
 from energon_pack.sources.storage import path_in
 from energon_pack.templates.full_processor import refuse_missing_folder
-from energon_pack.templates.settings import overridden_labels
+from energon_pack.templates.settings import override_label_settings
 
 _MAX_CHECKED_FOLDERS = 32  # folders of the source that each worker checks
 
@@ -35,7 +35,7 @@ _MAX_CHECKED_FOLDERS = 32  # folders of the source that each worker checks
 class OutputPlace:
     """Where a run writes, and what it may replace there."""
 
-    destination: DatasetInFolder
+    destination: FolderDestination
     page: Path  # in the dataset, or beside its place if the run does not publish it
     publishes: bool  # the run ends by publishing its dataset: `stage=all` or `publish`
     may_overwrite: bool  # by `output.overwrite`, or because the run packs the demo
@@ -45,26 +45,26 @@ class OutputPlace:
         """Return the place that a config names; raises PackError if the dataset has no name."""
         destination = _destination(config.output, config.cache_dir)
         publishes = config.stage in (Stage.all, Stage.publish)
-        page = destination.final / PAGE if publishes else page_of_stage(destination, config.stage)
+        page = destination.final / PAGE if publishes else page_path_of_stage(destination, config.stage)
         return cls(destination, page, publishes, config.output.overwrite or config.source.is_demo)
 
 
-def page_of_stage(destination: DatasetInFolder, stage: Stage) -> Path:
+def page_path_of_stage(destination: FolderDestination, stage: Stage) -> Path:
     """Return the path of the page of a stage that publishes no dataset."""
-    return page_of_unpublished(destination.final, f"{stage.value}.html")
+    return page_path_of_unpublished(destination.final, f"{stage.value}.html")
 
 
-def _destination(output: OutputConfig, cache_dir: str | None) -> DatasetInFolder:
+def _destination(output: OutputConfig, cache_dir: str | None) -> FolderDestination:
     """Return the dataset that a run writes, in a folder or on an object store; raises PackError without a name."""
     if output.name is None:
         raise PackError("output.name must be set")
     dataset = DatasetFolder(path_in(output.dir, output.name))
     if not dataset.is_stored:
-        return DatasetInFolder(Path(output.dir).expanduser() / output.name)
+        return FolderDestination(Path(output.dir).expanduser() / output.name)
     if output.sqlite:
         raise PackError(f"output.sqlite=true: of a dataset on an object store no index is written ({output.dir})")
     here = cache_folder(cache_dir, output.dir) / "outputs" / short_hash(parent(dataset.path))
-    return DatasetInStore(dataset.path, here / output.name)
+    return StoreDestination(dataset.path, here / output.name)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Places:
     processor: str  # folder or hub id
     output: OutputPlace
     cache_dir: Path
-    mirror: Mirror | None = None  # for a cache on an object store
+    mirror: CacheMirror | None = None  # for a cache on an object store
     #: report.json of a published dataset of this name and settings; if its source is the same, nothing is written
     published_report: dict[str, Any] | None = None
 
@@ -110,7 +110,7 @@ def prepare_places(config: PackConfig) -> Places:
     if output.publishes and published_report is None:
         destination.refuse_existing(output.may_overwrite)
     source, processor = _find_source(config.source, config.model, config.labels, cache_dir)
-    destination.refuse_source(source)
+    destination.refuse_source_inside_dataset(source)
     for knob, path in (("output.dir", destination.place), ("cache_dir", address or str(cache_dir))):
         if inside := source.protected_folder(path):
             raise PackError(f"{knob}: {path} lies in the source {inside}, which is never written to: choose another")
@@ -122,13 +122,13 @@ def prepare_places(config: PackConfig) -> Places:
         destination.refuse_unwritable()
     else:
         refuse_unwritable_folder("output.dir", destination.final.parent)  # the page lies there
-    mirror = None if address is None else Mirror(address, cache_dir)
+    mirror = None if address is None else CacheMirror(address, cache_dir)
     return Places(source, processor, output, cache_dir, mirror, published_report)
 
 
-def _find_published_report(destination: DatasetInFolder, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+def _find_published_report(destination: FolderDestination, settings: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return report.json of the published dataset, if it has these content settings; else None."""
-    report = report_if_intact(destination.place)
+    report = read_report_if_intact(destination.place)
     try:
         is_equal = report and are_same_settings(content_settings(report["config"]), settings)
         return report if is_equal else None
@@ -161,7 +161,7 @@ def _check_entry_labels(labels: LabelsConfig, source: Source) -> None:
     """Raise PackError if the labels of a mixture's entry make no sense: none of its samples could be trained."""
     for entry in source.mixture.entries if source.mixture else ():
         try:
-            overridden_labels(labels, entry.own.get("labels") or {})
+            override_label_settings(labels, entry.own.get("labels") or {})
         except PackError as error:
             raise PackError(f"mixture: {entry.name}: {error}") from None
 
@@ -171,8 +171,8 @@ def _make_demo(model: ModelConfig, cache_dir: Path) -> tuple[str, str]:
     processor_given = model.processor
     if processor_given is None and model.template != "qwen_vl":
         raise PackError(f"the built-in demo is for qwen2_5_vl; +model={model.name} needs source.path")
-    with naming_full_disk("cache_dir", cache_dir):
-        source, built_in = make_demo(cache_dir / "demo")
+    with reporting_full_disk("cache_dir", cache_dir):
+        source, built_in = make_demo_source_and_processor(cache_dir / "demo")
     with_processor = (
         "with a small built-in processor" if processor_given is None else f"with the processor {processor_given}"
     )

@@ -25,7 +25,7 @@ from energon_pack.config.naming import are_same_settings
 from energon_pack.config.stage_settings import PlanSettings, ShardSettings
 from energon_pack.dataset.destination import PlanMissing
 from energon_pack.dataset.files import PLAN
-from energon_pack.dataset.in_folder import DatasetInFolder
+from energon_pack.dataset.in_folder import FolderDestination
 from energon_pack.dataset.ledger import refuse_unpublishable_plan
 from energon_pack.dataset.shards import ShardJob
 from energon_pack.dataset.staging_files import ABOUT_FILE, JOBS_FOLDER
@@ -33,15 +33,15 @@ from energon_pack.errors import PackError, amount
 from energon_pack.lengths.measure import LengthsWrong, cache_keys_of, forget_lengths
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.console import say
-from energon_pack.run.executors import EqualSpans, WorkPart
-from energon_pack.run.executors.admission import why_other_packages
-from energon_pack.run.files import write_whole
+from energon_pack.run.executors import EqualSizeParts, WorkPart
+from energon_pack.run.executors.admission import why_packages_differ
+from energon_pack.run.files import write_atomically
 from energon_pack.run.packages import package_versions
 from energon_pack.run.workshop import Workshop
 from energon_pack.sources.find import Source
 from energon_pack.sources.reader import SourceChanged
 from energon_pack.sources.storage import absolute
-from energon_pack.stages.places import Places, page_of_stage
+from energon_pack.stages.places import Places, page_path_of_stage
 from energon_pack.stages.planning import Planned
 from energon_pack.stages.writing import (
     MEASURED_DTYPE,
@@ -49,7 +49,7 @@ from energon_pack.stages.writing import (
     WriteSize,
     checksums_and_places,
     items_of_shards,
-    shard_job,
+    make_shard_job,
     write_shards,
 )
 
@@ -68,7 +68,7 @@ class ExpectedPlan:
     def of(cls, settings: PlanSettings, places: Places) -> "ExpectedPlan":
         """Return the plan that a run with these settings makes, or finds."""
         recorded = {**settings.content, "places": settings.source_paths}
-        return cls(recorded, places.source, page_of_stage(places.output.destination, Stage.plan))
+        return cls(recorded, places.source, page_path_of_stage(places.output.destination, Stage.plan))
 
     @property
     def source_hash(self) -> str:
@@ -99,12 +99,12 @@ def write_job_files(planned: Planned, expected: ExpectedPlan, staging: Path, ref
         "decoded": [item.shard.name for item in planned.lengths.shards if item.shard.decodes_videos],
         "shards": [*zip(splits, np.diff(shards.bounds).tolist(), shards.sizes.tolist(), strict=True)],
     }
-    write_whole(folder / ABOUT_FILE, json.dumps(about).encode())
+    write_atomically(folder / ABOUT_FILE, json.dumps(about).encode())
 
 
-def refuse_other_plan(destination: DatasetInFolder, settings: Mapping[str, Any], overwrite: bool) -> None:
+def refuse_other_plan(destination: FolderDestination, settings: Mapping[str, Any], overwrite: bool) -> None:
     """Raise PackError if a plan that `stage=plan` left has other settings, unless `output.overwrite` is true."""
-    about = _plan_record(destination.plan_folder())
+    about = _plan_record(destination.find_plan_folder())
     if about is not None and not overwrite and not are_same_settings(about["settings"], settings):
         raise PackError(
             f"{destination.place} has a plan of another run, with other settings, whose shards are being written:"
@@ -112,20 +112,20 @@ def refuse_other_plan(destination: DatasetInFolder, settings: Mapping[str, Any],
         )
 
 
-def num_planned_shards(destination: DatasetInFolder) -> int | None:
+def num_planned_shards(destination: FolderDestination) -> int | None:
     """Return the number of shards in the plan that `stage=plan` left; None if there is no plan."""
-    about = _plan_record(destination.plan_folder())
+    about = _plan_record(destination.find_plan_folder())
     return None if about is None else len(about["shards"])
 
 
 def planned_jobs(
-    destination: DatasetInFolder, expected: ExpectedPlan, settings: ShardSettings, num_parts: int, cache_dir: Path
+    destination: FolderDestination, expected: ExpectedPlan, settings: ShardSettings, num_parts: int, cache_dir: Path
 ) -> list[list[ShardJob]] | None:
     """Return the jobs of the plan that is expected, in `num_parts` parts; None: there is no such plan."""
     try:
         with destination.open_plan_folder() as staging:
             about = _checked_plan_record(expected, staging)
-            spans = EqualSpans([size for *_, size in about["shards"]])
+            spans = EqualSizeParts([size for *_, size in about["shards"]])
             parts = (spans.items_by_middle(WorkPart(number, num_parts)) for number in range(num_parts))
             write = partial(_planned_jobs, expected.source, settings, staging, about, cache_dir / _tokens_folder(about))
             return [[*write(chosen)] for chosen in parts]
@@ -151,14 +151,14 @@ def _checked_plan_record(expected: ExpectedPlan, staging: Path) -> dict[str, Any
         raise PlanMissing(f"the plan in {staging} was made with other settings: stage=plan makes it anew")
     if about["source"] != expected.source_hash:
         raise PlanMissing(f"the plan in {staging} was made before its source changed: stage=plan makes it anew")
-    if why := why_other_packages(about["packages"]):
+    if why := why_packages_differ(about["packages"]):
         raise PlanMissing(f"the plan in {staging} was made by other packages: {why}")
     refuse_unpublishable_plan(about["why_not"], expected.page)
     return about
 
 
 def write_part(
-    destination: DatasetInFolder, expected: ExpectedPlan, part: WorkPart, settings: ShardSettings, workshop: Workshop
+    destination: FolderDestination, expected: ExpectedPlan, part: WorkPart, settings: ShardSettings, workshop: Workshop
 ) -> dict[str, Any]:
     """Write one part of the shards that `stage=plan` planned; return the numbers of `shards` and `samples`.
 
@@ -173,7 +173,7 @@ def write_part(
     with destination.open_plan_folder() as staging, workshop.progress.timed("write"):
         about = _checked_plan_record(expected, staging)
         _, num_packs, sizes = zip(*about["shards"], strict=True) if about["shards"] else ((), (), ())
-        chosen = EqualSpans(sizes).items_by_middle(part)
+        chosen = EqualSizeParts(sizes).items_by_middle(part)
         tokens_folder = workshop.cache(*_tokens_folder(about).parts)
         jobs = _planned_jobs(expected.source, settings, staging, about, tokens_folder, chosen)
         total = WriteSize(len(chosen), sum(num_packs[n] for n in chosen), sum(sizes[n] for n in chosen))
@@ -205,7 +205,7 @@ def _planned_jobs(
     decoded = about.get("decoded", ())  # an earlier version counted no videos so
     shards = {shard.name: replace(shard, decodes_videos=shard.name in decoded) for shard in source.shards}
     made = MethodFiles(str(staging / JOBS_FOLDER / _TEMPLATE_FOLDER), about["fingerprint"], tokens_folder)
-    write = partial(shard_job, settings, made, staging, about["identity"])
+    write = partial(make_shard_job, settings, made, staging, about["identity"])
     with pq.ParquetFile(staging / PLAN) as plan:
         sizes = [plan.metadata.row_group(number).num_rows for number in range(plan.num_row_groups)]
         ends = np.cumsum(sizes)

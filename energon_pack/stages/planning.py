@@ -15,8 +15,8 @@ from energon_pack.plan.expand import count_expansion, fitting_pairs
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.overlong import cut_overlong, refuse_overlong
 from energon_pack.plan.packs import PackPlan, ShardPlan, plan_shards
-from energon_pack.plan.plan import check_media_fit_sample_type, check_splits, plan_packs, share_beginnings
-from energon_pack.plan.report import Report, summarize
+from energon_pack.plan.plan import check_media_fit_sample_type, find_shared_beginnings, plan_packs, refuse_empty_splits
+from energon_pack.plan.report import Report, summarize_plan
 from energon_pack.plan.settings import CUTTING_POLICIES, Overlong
 from energon_pack.run.workshop import Workshop
 from energon_pack.stages.measuring import Measured
@@ -60,15 +60,15 @@ def plan_source(measured: Measured, settings: PlanSettings, workshop: Workshop) 
             fits = fitting_pairs(lengths, packing) if lengths.has_pairs else None
             lengths, entry_shares = apply_epochs_and_mixture(lengths, measured.mixture, packing, settings.seed, fits)
         num_repeated = measured.num_repeated + lengths.num_samples - measured.lengths.num_samples
-        lengths, trees = share_beginnings(lengths, packing)
+        lengths, trees = find_shared_beginnings(lengths, packing)
         plan = plan_packs(lengths.items, packing, settings.seed, cost, lengths.scratch, trees)
         if packing.overlong == Overlong.error:
             refuse_overlong(lengths, plan, packing)
         check_media_fit_sample_type(lengths, plan)
-        check_splits(lengths, plan, settings.shares)
+        refuse_empty_splits(lengths, plan, settings.shares)
         workshop.progress.add(len(lengths.items))
         numbers = measured.num_found, num_repeated
-        report = summarize(lengths, plan, packing, cost, *numbers, expansion, entry_shares)
+        report = summarize_plan(lengths, plan, packing, cost, *numbers, expansion, entry_shares)
         # earlier versions trained empty answers, in shards of the same lengths
         empty = ["empty answers are not trained"] * (lengths.noted.samples["empty_answers"] > 0)
         hashed = (settings.seed, None, method.identity.fingerprint, *_entry_settings(lengths), *empty)

@@ -13,14 +13,14 @@ from energon_pack.config.stage_settings import PublishSettings
 from energon_pack.dataset.destination import refuse_changed_yamls
 from energon_pack.dataset.energon import dataset_yamls, manifest_of, write_metadata
 from energon_pack.dataset.energon_check import check_job_of, check_readable, refuse_unplanned_counts
-from energon_pack.dataset.files import LEDGER, MEDIA_SUMS_FILE, PAGE, PlanFile, joined_checksums
+from energon_pack.dataset.files import LEDGER, MEDIA_SUMS_FILE, PAGE, PlanFile, join_checksums_of_shards
 from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.in_folder import DatasetInFolder
+from energon_pack.dataset.in_folder import FolderDestination
 from energon_pack.dataset.ledger import (
     ledger_entries,
-    ledger_of_unpublished,
-    page_of_unpublished,
-    read_ledger,
+    ledger_path_of_unpublished,
+    page_path_of_unpublished,
+    read_lost_sample_ledger,
     refuse_to_publish,
     refuse_unpublishable_plan,
     why_too_much_bad_data,
@@ -37,9 +37,9 @@ from energon_pack.plan.report import Report, RunFacts
 from energon_pack.report.advice import lengths_to_try_if_unset
 from energon_pack.report.pages.html import Remark
 from energon_pack.report.run_report import PageSummary, RunPageWriter
-from energon_pack.report.terminal_summary import print_choices, print_stages
+from energon_pack.report.terminal_summary import print_stage_times_and_memory, print_tried_lengths
 from energon_pack.run.console import say
-from energon_pack.run.files import META_FOLDER, naming_full_disk, write_whole
+from energon_pack.run.files import META_FOLDER, reporting_full_disk, write_atomically
 from energon_pack.run.progress import Progress
 from energon_pack.run.workshop import Workshop
 from energon_pack.samples.input_rules import INPUTS_FILE, TRIAL_FILE, InputRules
@@ -50,7 +50,7 @@ from energon_pack.stages.writing import Written
 from energon_pack.templates.full_processor import small_files
 
 
-def try_pack_lens(
+def print_pack_len_trials(
     measured: Measured, page: RunPageWriter, path: Path, settings: PublishSettings, workshop: Workshop
 ) -> dict[str, Any]:
     """Print and write what packs of each length would drop and fill: the end of `stage=lengths`; return the figures.
@@ -61,8 +61,8 @@ def try_pack_lens(
     with workshop.timed("plan"):
         lens = lengths_to_try_if_unset(settings.tried_lens, packing, measured.lengths.items, page.max_positions)
         choices = try_pack_lengths(measured.lengths, packing, lens, page.max_positions)
-        page.add_choices(choices.lens)
-    print_choices(choices, page.advice(choices.lens))
+        page.add_tried_lengths(choices.lens)
+    print_tried_lengths(choices, page.advise_on_pack_length(choices.lens))
     refusal = why_too_much_bad_data(choices, settings.max_skipped)
     skipped = ledger_entries(measured.lengths, empty_plan(measured.lengths.items), packing)
     write_page(path, page, skipped, refusal)
@@ -72,7 +72,7 @@ def try_pack_lens(
 
 def write_page(path: Path, page: RunPageWriter, skipped: Iterable[Mapping[str, Any]], refusal: str | None) -> None:
     """Write the page of a stage that publishes no dataset; `refusal`: why none could be published, or None."""
-    with naming_full_disk("output.dir", path.parent):
+    with reporting_full_disk("output.dir", path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         _print_page_summary(page.write(path, skipped, failed=refusal))
     say(f"see it: {path}")
@@ -85,9 +85,14 @@ def write_page_and_raise(final: Path, page: RunPageWriter, refusal: str, report:
     """
     if not report.samples_in:
         raise SamplesLost(f"{refusal}: nothing is published")
-    kept = ledger_of_unpublished(final)
+    kept = ledger_path_of_unpublished(final)
     _print_page_summary(
-        page.write(page_of_unpublished(final, PAGE), read_ledger(skipped), ledger_name=kept.name, failed=refusal)
+        page.write(
+            page_path_of_unpublished(final, PAGE),
+            read_lost_sample_ledger(skipped),
+            ledger_name=kept.name,
+            failed=refusal,
+        )
     )
     refuse_to_publish(refusal, skipped, final, report)
 
@@ -109,7 +114,7 @@ def _print_page_summary(seen: PageSummary) -> None:
 _UNUSED_FILE_ENDS = (".index.json", ".jinja", ".py", "chat_template.json", "generation_config.json")
 
 
-def refuse_missing_shards(destination: DatasetInFolder, jobs: Iterable[ShardJob]) -> None:
+def refuse_missing_shards(destination: FolderDestination, jobs: Iterable[ShardJob]) -> None:
     """Raise PackError if a shard of the plan is missing, which `stage=write` should have written."""
     are_there = {job.path.name: destination.has_shard(job) for job in jobs}
     if missing := [name for name, is_there in are_there.items() if not is_there]:
@@ -127,19 +132,19 @@ def write_nv_meta(planned: Planned, written: Written, output: OutputConfig) -> N
     yaml, sqlite = output.dataset_yaml.value, output.sqlite
     _write_input_rules(folder, method.template_folder)
     sums = totals_of_written_plan(PlanFile(DatasetFolder(folder)), planned.cost_model)
-    write_whole(folder / META_FOLDER / PACK_TOTALS_FILE, sums.to_bytes())
-    media_sums = joined_checksums([shard.media_sums for shard in written.shards])
+    write_atomically(folder / META_FOLDER / PACK_TOTALS_FILE, sums.to_bytes())
+    media_sums = join_checksums_of_shards([shard.media_sums for shard in written.shards])
     if media_sums is not None:
-        write_whole(folder / META_FOLDER / MEDIA_SUMS_FILE, media_sums)
+        write_atomically(folder / META_FOLDER / MEDIA_SUMS_FILE, media_sums)
     hashed = (*HASHED_FILES, *([] if media_sums is None else [MEDIA_SUMS_FILE]))
     manifest["hashes"] = {name: hash_of((folder / META_FOLDER / name).read_bytes()) for name in hashed}
     write_metadata(folder, written.shards, planned.lengths.flavor, yaml, sqlite, manifest, output.sample_type)
 
 
-def check_written(planned: Planned, written: Written, destination: DatasetInFolder, workshop: Workshop) -> None:
+def check_written(planned: Planned, written: Written, destination: FolderDestination, workshop: Workshop) -> None:
     """Compare the written shards with the plan and the source, and let Energon read them; raises PackError."""
     flavor = planned.lengths.flavor
-    with workshop.progress.timed("check"), destination.discarding_wrong_shards(written.folder, planned.identity):
+    with workshop.progress.timed("check"), destination.discard_shards_on_error(written.folder, planned.identity):
         check_media_files_unchanged(planned, workshop)
         refuse_unplanned_counts(written.shards, planned.plan.num_packs, len(planned.plan.items))
         folder = destination.prepare_for_check(written.folder, written.shards, flavor)
@@ -165,14 +170,14 @@ def publish(
     destination = output.destination
     manifest_hash = hash_of((staging / META_FOLDER / MANIFEST).read_bytes())
     report = {**replace(planned.report, run=facts).to_json(), "manifest_hash": manifest_hash}
-    write_whole(staging / REPORT, json.dumps(report, indent=2).encode())
-    skipped = read_ledger(staging / LEDGER)
+    write_atomically(staging / REPORT, json.dumps(report, indent=2).encode())
+    skipped = read_lost_sample_ledger(staging / LEDGER)
     named = DatasetFolder(destination.place).energon_path
     stored = destination.place if destination.is_stored else None
     seen = page.write(staging / PAGE, skipped, facts, named, LEDGER, None, staging, stored)
     with progress.timed("publish"):
         destination.publish(staging, planned.identity, output.may_overwrite)
-    print_stages(progress)
+    print_stage_times_and_memory(progress)
     _print_remarks(seen.wrong)
     load = f'load it with megatron.energon.get_train_dataset("{named}", ...)'
     packed = f"packed into {destination.place}"
@@ -192,7 +197,7 @@ def finish_published_run(
     with dropping_wrong_lengths(planned.lengths.shards, planned.method, workshop):
         refuse_changed_shards(planned.lengths.shards, workshop)
         check_media_files_unchanged(planned, workshop)
-    destination.tidy(planned.identity)
+    destination.remove_leftovers_of_killed_runs(planned.identity)
     _print_remarks(page.wrong())
     say(f"there already: {named}, packed of the same source with the same settings; nothing is written")
     say(f"see it: {named}/{PAGE}")
@@ -233,7 +238,7 @@ def _write_input_rules(folder: Path, template_folder: str) -> None:
     chosen = [path for path in every if rules.media_tokens and not path.name.endswith(_UNUSED_FILE_ENDS)]
     (meta / PROCESSOR_FOLDER).mkdir(parents=True, exist_ok=True)
     for path in chosen:
-        write_whole(meta / PROCESSOR_FOLDER / path.name, path.read_bytes())
+        write_atomically(meta / PROCESSOR_FOLDER / path.name, path.read_bytes())
     has_code = any(path.suffix == ".py" for path in every)
     values = {
         **rules.to_json(),
@@ -241,4 +246,4 @@ def _write_input_rules(folder: Path, template_folder: str) -> None:
         "has_code": has_code,
     }
     shutil.copyfile(Path(template_folder, TRIAL_FILE), meta / TRIAL_FILE)
-    write_whole(meta / INPUTS_FILE, json.dumps(values, indent=1, sort_keys=True).encode())
+    write_atomically(meta / INPUTS_FILE, json.dumps(values, indent=1, sort_keys=True).encode())

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from energon_pack.config.stage_settings import ShardSettings
 from energon_pack.dataset.files import PLAN
-from energon_pack.dataset.in_folder import DatasetInFolder
+from energon_pack.dataset.in_folder import FolderDestination
 from energon_pack.dataset.plan_file import write_plan
 from energon_pack.dataset.shards import ShardJob, WrittenShard, num_unfinished_bytes, shard_name
 from energon_pack.errors import amount
@@ -36,7 +36,7 @@ def write_plan_file(planned: Planned, staging: Path, prefix: str) -> None:
     os.replace(part, staging / PLAN)
 
 
-def shard_jobs(planned: Planned, staging: Path, settings: ShardSettings, workshop: Workshop) -> Iterator[ShardJob]:
+def make_shard_jobs(planned: Planned, staging: Path, settings: ShardSettings, workshop: Workshop) -> Iterator[ShardJob]:
     """Yield a job for each shard of a plan; if several processes write, each job marks its shard."""
     lengths, method = planned.lengths, planned.method
     sources = [item.shard for item in lengths.shards]
@@ -44,7 +44,7 @@ def shard_jobs(planned: Planned, staging: Path, settings: ShardSettings, worksho
     made = MethodFiles(
         method.template_folder, method.identity.fingerprint, workshop.cache("lengths", method_key(method))
     )
-    write = partial(shard_job, settings, made, staging, identity)
+    write = partial(make_shard_job, settings, made, staging, identity)
     for number, (items, split) in enumerate(zip(items_of_shards(planned), planned.shards.splits.tolist(), strict=True)):
         shards = [sources[n] for n in np.unique(lengths.items.shard[items]).tolist()]
         yield write(number, shards, SPLITS[split], checksums_and_places(lengths, items))
@@ -70,31 +70,31 @@ class MethodFiles(NamedTuple):
     tokens_folder: Path
 
 
-def shard_job(
+def make_shard_job(
     settings: ShardSettings,
-    made: MethodFiles,
+    method_files: MethodFiles,
     staging: Path,
     identity: str | None,
-    number: int,
+    shard_number: int,
     shards: Iterable[Shard],
     split: str,
-    measured: npt.NDArray[np.void],
+    measured_rows: npt.NDArray[np.void],
 ) -> ShardJob:
-    """Return the job of a shard; `shards`: of the source; `measured`: rows of `MEASURED_DTYPE` for its samples."""
+    """Return the job of a shard; `shards`: of the source; `measured_rows`: rows of `MEASURED_DTYPE` for its samples."""
     return ShardJob(
-        path=staging / shard_name(settings.prefix, number),
+        path=staging / shard_name(settings.prefix, shard_number),
         plan=staging / PLAN,
-        row_group=number,
+        row_group=shard_number,
         source={shard.name: shard for shard in shards},
         settings=settings.read,
-        template_folder=made.template_folder,
+        template_folder=method_files.template_folder,
         engine=settings.engine,
-        fingerprint=made.fingerprint,
+        fingerprint=method_files.fingerprint,
         flavor=settings.flavor,
         split=split,
-        checksums=measured["checksum"],
-        token_places=measured["kept"],
-        tokens_folder=made.tokens_folder,
+        checksums=measured_rows["checksum"],
+        token_places=measured_rows["kept"],
+        tokens_folder=method_files.tokens_folder,
         source_root=settings.media_root,
         identity=identity,
         has_messages=settings.has_messages,
@@ -119,7 +119,7 @@ class Written:
 
 
 def write_shards(
-    jobs: Iterable[ShardJob], destination: DatasetInFolder, staging: Path, total: WriteSize, workshop: Workshop
+    jobs: Iterable[ShardJob], destination: FolderDestination, staging: Path, total: WriteSize, workshop: Workshop
 ) -> list[WrittenShard]:
     """Write shards in the executor, and show the progress; finished shards are only checked.
 

@@ -18,9 +18,9 @@ import numpy.typing as npt
 Config = Mapping[str, Any]
 
 
-def language_coefficients(config: Config) -> dict[str, Any]:
+def derive_language_flops_coefficients(model_config: Config) -> dict[str, Any]:
     """Return the coefficients of a language model's forward FLOPs: the fields `lm_*` and `window` of `CostModel`."""
-    text = _text_config(config)
+    text = _text_config(model_config)
     layers, hidden = _first_size(text, "num_hidden_layers", "n_layer"), _hidden_size(text)
     kinds = [str(kind).partition("_")[0] for kind in text.get("layer_types") or ()]
     window = float(text.get("sliding_window") or text.get("attention_chunk_size") or 0)
@@ -67,9 +67,9 @@ def vision_coefficients(config: Config) -> dict[str, Any]:
     }
 
 
-def max_positions_of(config: Config) -> int | None:
+def find_context_len(model_config: Config) -> int | None:
     """Return the context length of a model in tokens, `max_position_embeddings`; None: its config does not say."""
-    number = _text_config(config).get("max_position_embeddings")
+    number = _text_config(model_config).get("max_position_embeddings")
     return number if isinstance(number, int) and not isinstance(number, bool) and number > 0 else None
 
 
@@ -220,17 +220,17 @@ def cost_model_or_default(folder: Path | None) -> CostModel:
         )
 
 
-def max_positions(folder: Path) -> int | None:
+def read_context_len(processor_folder: Path) -> int | None:
     """Return the context length in tokens by the `config.json` in a processor's folder; None: it is not known."""
     try:
-        return max_positions_of(json.loads((folder / "config.json").read_text()))
+        return find_context_len(json.loads((processor_folder / "config.json").read_text()))
     except (OSError, AttributeError, ValueError):
         return None
 
 
 def cost_model_from_config(config: Mapping[str, Any], source: str) -> CostModel:
     """Return the cost model for a model's config.json, which `source` names; raise an error if a size is missing."""
-    model = CostModel(source, **language_coefficients(config), **vision_coefficients(config))
+    model = CostModel(source, **derive_language_flops_coefficients(config), **vision_coefficients(config))
     costs = [model.lm_token, model.lm_square, model.lm_window, model.window, model.vision_token, model.vision_square]
     if not all(0 <= cost < math.inf for cost in [*costs, model.tile or 0.0]):
         raise ValueError("sizes of a model")

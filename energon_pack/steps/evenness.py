@@ -19,7 +19,7 @@ _NEAR_THE_MEAN = 0.02
 
 
 @dataclass(frozen=True)
-class Spread:
+class CostSpreadOverRanks:
     """How unevenly one cost (FLOPs) is spread over the ranks of each whole step; every field is 1 if it is even.
 
     Ranks wait for the slowest, so a step lasts max/mean: the largest cost of a rank divided by the mean over ranks.
@@ -50,9 +50,9 @@ def evenness_figures(
 
     Returns:
         `steps`, the number of whole steps; `left_over`, the packs after them; `cost`, summed over the slowest ranks of
-        all steps; a `Spread` for each of `lm`, `vision`, and `both` together; and `trained` with three shares: `worst`,
-        the largest distance of a step's trained tokens from the mean; `bound`, the least `worst` that any order of the
-        packs could have; `beyond`, the share of steps that are more than 2 % off the mean.
+        all steps; a `CostSpreadOverRanks` for each of `lm`, `vision`, and `both` together; and `trained` with three
+        shares: `worst`, the largest distance of a step's trained tokens from the mean; `bound`, the least `worst` that
+        any order of the packs could have; `beyond`, the share of steps that are more than 2 % off the mean.
     """
     (lm, vision), size = costs[:, read], ranks * micro_batches
     cost_of = {"lm": lm, "vision": vision, "both": lm + vision}
@@ -61,22 +61,22 @@ def evenness_figures(
         "steps": len(lm) // size,
         "left_over": len(lm) % size,
         "cost": float(f"{slowest:.6g}"),
-        **{name: asdict(spread_of(cost, ranks, micro_batches)) for name, cost in cost_of.items()},
+        **{name: asdict(measure_cost_spread(cost, ranks, micro_batches)) for name, cost in cost_of.items()},
         "trained": _trained_figures(trained[read], size),
     }
 
 
-def spread_of(cost: Floats, ranks: int, micro_batches: int = 1) -> Spread:
+def measure_cost_spread(pack_costs: Floats, ranks: int, micro_batches: int = 1) -> CostSpreadOverRanks:
     """Return the spread of packs' costs, float64[num_packs] in reading order; steps that cost nothing are left out."""
-    of_ranks = _rank_costs(cost, ranks, micro_batches)
+    of_ranks = _rank_costs(pack_costs, ranks, micro_batches)
     num = of_ranks.size * micro_batches
     of_ranks = of_ranks[of_ranks.any(axis=1)]
     if not len(of_ranks):
-        return Spread(1.0, 1.0, 1.0, 1.0, 1.0)
-    bounds = _max_over_mean_bounds(cost[:num], ranks, micro_batches)
+        return CostSpreadOverRanks(1.0, 1.0, 1.0, 1.0, 1.0)
+    bounds = _max_over_mean_bounds(pack_costs[:num], ranks, micro_batches)
     ratios = of_ranks.max(axis=1) / of_ranks.mean(axis=1)
-    values = (epoch_slowdown(cost, ranks, micro_batches), ratios.mean(), ratios.max(), *bounds)
-    return Spread(*(round(float(value), 4) for value in values))
+    values = (epoch_slowdown(pack_costs, ranks, micro_batches), ratios.mean(), ratios.max(), *bounds)
+    return CostSpreadOverRanks(*(round(float(value), 4) for value in values))
 
 
 def epoch_slowdown(pack_costs: Floats, ranks: int, micro_batches: int = 1) -> float:

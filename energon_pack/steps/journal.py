@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, fields, replace
 from typing import Any
 
-from energon_pack.steps.position import Position, State, numbers_taken_together, parsing_state, positions_of_states
+from energon_pack.steps.position import Position, State, combine_taken_numbers, parsing_state, positions_of_states
 
 #: items of a batch that the journal reads
 _BATCH_KEYS = ("__key__", "positions", "sample_ids", "num_tokens", "num_trained")
@@ -96,30 +96,30 @@ def _consumed(values: Mapping[str, Any]) -> Consumed:
     return Consumed(**{name: int(value) for name, value in values.items()})
 
 
-def position_to_resume(states: Sequence[State], here: Position, num: int) -> Position:
+def find_position_to_resume(states: Sequence[State], start_position: Position, num_packs: int) -> Position:
     """Return the position from which a rank reads on.
 
     Args:
         states: of a checkpoint: of this rank alone if as many ranks train, else of all ranks. Empty: training starts.
-        here: the position of this rank at the start of the stream.
-        num: packs of an epoch.
+        start_position: the position of this rank at the start of the stream.
+        num_packs: packs of an epoch.
 
     Raises:
         ValueError: the states do not belong together, or to this stream.
     """
     if not states:
-        return here
-    positions = positions_of_states(states, here, _METHOD)
-    if _is_state_of_rank(states, here.ranks, here.rank):
+        return start_position
+    positions = positions_of_states(states, start_position, _METHOD)
+    if _is_state_of_rank(states, start_position.ranks, start_position.rank):
         return positions[0]
-    taken = numbers_taken_together(positions)
-    is_end = taken.first % num == 0 and not taken.above  # an epoch's last row may not be whole
+    taken = combine_taken_numbers(positions)
+    is_end = taken.first % num_packs == 0 and not taken.above  # an epoch's last row may not be whole
     with parsing_state(_METHOD):
         batches = {int(state["rank"]): int(state["batches"]) for state in states}
     if len(set(batches.values())) > 1 and not is_end:
         numbers = ", ".join(f"rank {number} had {n} batches" for number, n in sorted(batches.items()))
         raise ValueError(f"states of several steps ({numbers}): give those of one checkpoint")
-    return replace(here, topology=positions[0].topology, before=taken)
+    return replace(start_position, topology=positions[0].topology, before=taken)
 
 
 def _is_state_of_rank(states: Sequence[State], ranks: int, rank: int) -> bool:

@@ -28,7 +28,7 @@ State = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Taken:
+class TakenNumbers:
     """A set of stream numbers (0, 1, 2, …) that were taken: all below `first`, and a few above it."""
 
     first: int = 0
@@ -44,11 +44,11 @@ class Taken:
         """Return how many smaller numbers are not taken: the inverse of `number_at`."""
         return number - self.first - bisect_left(self.above, number)
 
-    def with_taken(self, num: int, ahead: Iterable[int]) -> "Taken":
+    def with_taken(self, num: int, ahead: Iterable[int]) -> "TakenNumbers":
         """Return the set with the first `num` numbers not in it, and with those `ahead`: indices of `number_at`."""
         first = self.number_at(num)
         more = {self.number_at(index) for index in ahead if index > num}
-        return Taken(first, sorted(more.union(number for number in self.above if number > first)))
+        return TakenNumbers(first, sorted(more.union(number for number in self.above if number > first)))
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,13 @@ class Position:
     ranks: int = 1
     rank: int = 0
     #: the numbers that were taken before these ranks began
-    before: Taken = Taken()
+    before: TakenNumbers = TakenNumbers()
     #: which of its numbers, counted from 0 since these ranks began, this rank has taken
-    turns: Taken = Taken()
+    turns: TakenNumbers = TakenNumbers()
 
-    def number_at(self, index: int = 0) -> int:
+    def number_at(self, items_ahead: int = 0) -> int:
         """Return the place in the stream (0, 1, 2, …) of an item that this rank has yet to read: 0 is its next one."""
-        return self.before.number_at(self.turns.number_at(index) * self.ranks + self.rank)
+        return self.before.number_at(self.turns.number_at(items_ahead) * self.ranks + self.rank)
 
     def index_of(self, number: int) -> int:
         """Return how many items this rank reads before the one at a place in the stream: the inverse of `number_at`.
@@ -104,7 +104,7 @@ class Position:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Position":
         """Build a position from the dict that `dataclasses.asdict` made of one; raise an error if a value is wrong."""
-        topology, before, turns = values["topology"], Taken(**values["before"]), Taken(**values["turns"])
+        topology, before, turns = values["topology"], TakenNumbers(**values["before"]), TakenNumbers(**values["turns"])
         numbers = [values["ranks"], values["rank"], values["epoch"], *topology.values(), turns.first, *turns.above]
         if any(type(number) is not int for number in (*numbers, before.first, *before.above)) or min(numbers) < 0:
             raise TypeError(f"a number of {numbers} is none")
@@ -113,21 +113,21 @@ class Position:
         return cls(**{**values, "topology": Topology(**topology), "before": before, "turns": turns})
 
 
-def numbers_taken_together(positions: Sequence[Position], reader: str = "rank") -> Taken:
+def combine_taken_numbers(positions: Sequence[Position], reader_noun: str = "rank") -> TakenNumbers:
     """Return the stream numbers that all ranks together have taken, from one position of each rank.
 
     Raises:
-        PackError: a rank's position is missing, or is of another run; `reader` is what the message calls a rank.
+        PackError: a rank's position is missing, or is of another run; `reader_noun` is what the message calls a rank.
     """
     ranks, before = positions[0].ranks, positions[0].before
-    begun = [replace(position, rank=0, turns=Taken()) for position in positions]
+    begun = [replace(position, rank=0, turns=TakenNumbers()) for position in positions]
     if any(position != begun[0] for position in begun):
         raise PackError("states that are not of the same run: give those of one checkpoint")
     present = sorted(position.rank for position in positions)
     if present != list(range(ranks)):
         names = ", ".join(map(str, present))
         raise PackError(
-            f"states of {reader} {names}, but {ranks} {reader}s have trained: give the state of each of them"
+            f"states of {reader_noun} {names}, but {ranks} {reader_noun}s have trained: give the state of each of them"
         )
     num = min(position.turns.first * ranks + position.rank for position in positions)
     ahead = [

@@ -49,7 +49,7 @@ class Topology:
         return self.row_size * self.rows_per_step
 
     @property
-    def has_steps(self) -> bool:
+    def has_several_packs_per_step(self) -> bool:
         """Whether a step has several packs; otherwise there is nothing to make even."""
         return self.data_parallel * self.micro_batches > 1
 

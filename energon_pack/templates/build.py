@@ -21,8 +21,8 @@ from energon_pack.templates.families import ASKING_FAMILIES, FAMILIES, family_of
 from energon_pack.templates.families.rules import MediaRules, ProcessorSettings
 from energon_pack.templates.full_processor import (
     files_state,
-    full_processor,
     has_media_processor,
+    load_full_processor,
     prepare_torchvision,
     processor_class,
     quiet_transformers,
@@ -32,7 +32,7 @@ from energon_pack.templates.identity import TemplateSpec
 from energon_pack.templates.media_texts import medium_text_in_user_turn
 from energon_pack.templates.models import model_name_of
 from energon_pack.templates.pixels import parts_by_kind
-from energon_pack.templates.preprocess import image_settings, refuse_unread_limit, video_settings
+from energon_pack.templates.preprocess import image_settings, refuse_ignored_frame_limits, video_settings
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template
@@ -82,7 +82,7 @@ def build(settings: TemplateSettings, folder: Path) -> Template:
     )
     rules = _rules_tried_on_examples(FAMILIES[model.template], processor, model)
     if VIDEO.kind in rules.media_tokens:
-        refuse_unread_limit(settings.media, rules.frames.choose)
+        refuse_ignored_frame_limits(settings.media, rules.frames.choose)
     factor = rules.settings.get("factor")
     if model.factor and factor and model.factor != factor:
         raise PackError(
@@ -212,7 +212,7 @@ def _read_files(name: str, settings: str, where: str, state: str) -> _ProcessorF
 def _files_from_full_processor(processor: ProcessorSettings, where: str) -> _ProcessorFiles:
     """Take the settings from the full processor, which may have added tokens to its tokenizer."""
     try:
-        full = full_processor(processor)
+        full = load_full_processor(processor)
     except Exception as error:  # any class of any processor may be behind it
         settings_in(Path(processor.folder, "tokenizer.json"))
         remedy = "AutoProcessor.from_pretrained has to load that folder first"
@@ -291,7 +291,7 @@ def _rules_tried_on_examples(family: type[MediaRules], processor: ProcessorSetti
     """Return the family's rules for a processor, after a try with example media; raises PackError if it fails."""
     try:
         rules = family(processor)
-        rules.try_examples()
+        rules.refuse_unusable_settings()
     except PackError as error:
         if model.template in ASKING_FAMILIES:
             raise

@@ -17,9 +17,9 @@ from energon_pack.templates.families import ASKING_FAMILIES, AUTO, family_of
 from energon_pack.templates.families.rules import ProcessorSettings
 from energon_pack.templates.full_processor import (
     PROCESSOR_FILES,
-    full_processor,
     has_media_processor,
     known_processor_classes,
+    load_full_processor,
     model_classes_of,
     processor_class,
     quiet_transformers,
@@ -30,7 +30,7 @@ from energon_pack.templates.models import model_name_of
 from energon_pack.templates.pixels import known_settings, parts_by_kind
 from energon_pack.templates.settings import ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template
-from energon_pack.templates.trial import Trial, TrialOutcome, sample_kinds_of
+from energon_pack.templates.trial import ProcessorTrial, TrialOutcome, find_sample_kinds
 
 _KIND_NOUNS = {
     **{kind: medium.nouns for kind, medium in KINDS.items()},
@@ -148,7 +148,7 @@ def build_with_best_rules(settings: TemplateSettings, folder: Path) -> tuple[Tem
         PackError: no rules are exact, or the processor belongs to another family.
     """
     name, where = settings.model.template, f"model.processor={settings.model.path_or_hub_id()}"
-    refuse_damaged(folder)
+    refuse_damaged_processor_files(folder)
     if name == "text":
         return build(settings, folder), MediaRulesChoice(name)
     if name == AUTO:
@@ -158,10 +158,10 @@ def build_with_best_rules(settings: TemplateSettings, folder: Path) -> tuple[Tem
                 " preprocessor_config.json beside the tokenizer adds them"
             )
         refuse_other_class(settings.model.processor_class, folder, where)
-        refuse_unpackable(folder, where)
+        refuse_unpackable_model_classes(folder, where)
     tried: list[RejectedFamily] = []
     candidates: list[_Candidate] = []
-    trial = Trial()
+    trial = ProcessorTrial()
     for template in _candidate_templates(settings, folder, tried):
         try:
             candidates.append(_Candidate(template, trial.outcomes(template)))
@@ -171,10 +171,10 @@ def build_with_best_rules(settings: TemplateSettings, folder: Path) -> tuple[Tem
             return template, MediaRulesChoice(
                 name, note=f"not compared with the full processor: {one_line(error, 160)}"
             )
-        full = full_processor(template.spec.processor)
+        full = load_full_processor(template.spec.processor)
         kinds = candidates[0].outcomes.keys() - {"text"}
         if name == AUTO:
-            kinds = sample_kinds_of(parts_by_kind(full))
+            kinds = find_sample_kinds(parts_by_kind(full))
         if candidates[-1].exact_kinds >= kinds - candidates[-1].refused_kinds:
             break
     best = max(
@@ -241,7 +241,7 @@ def _no_rules_message(tried: list[RejectedFamily], folder: Path, where: str) -> 
 # ------------------------------------------------------------------------------- what is refused before any sample
 
 
-def refuse_damaged(folder: Path) -> None:
+def refuse_damaged_processor_files(folder: Path) -> None:
     """Raise PackError if a JSON file in a processor's folder can't be read, or holds no object."""
     for name in _SETTINGS_FILES:
         settings_in(folder / name)
@@ -262,7 +262,7 @@ def unread_arguments(processor: ProcessorSettings) -> list[str]:
 
     Its classes name their settings. One that they do not name is read all the same if a part is another with it.
     """
-    full = full_processor(processor)
+    full = load_full_processor(processor)
     parts = [full, getattr(full, "tokenizer", full), *parts_by_kind(full).values()]
     known = {*_LOADING_ARGUMENTS}.union(*map(known_settings, parts))
     unknown = [
@@ -281,7 +281,7 @@ def _changes_parts(processor: ProcessorSettings, name: str) -> bool:
 
 
 def _settings_of_parts(processor: ProcessorSettings) -> list[str]:
-    parts = parts_by_kind(full_processor(processor)).values()
+    parts = parts_by_kind(load_full_processor(processor)).values()
     return [json.dumps(part.to_dict(), sort_keys=True, default=str) for part in parts]
 
 
@@ -298,7 +298,7 @@ def refuse_unread_pixel_limits(unread: Sequence[str], model: ModelConfig, proces
             )
 
 
-def refuse_unpackable(folder: Path, where: str) -> None:
+def refuse_unpackable_model_classes(folder: Path, where: str) -> None:
     """Raise PackError if all model classes for a processor have inputs, such as `cross_attention_mask`, by which
     the samples of a pack see each other.
     """

@@ -70,9 +70,9 @@ def processor_class(folder: Path) -> str:
     return str(first_setting(folder, PROCESSOR_FILES, "processor_class") or "processor")
 
 
-def first_setting(folder: Path, names: Sequence[str], key: str) -> Any:
+def first_setting(folder: Path, file_names: Sequence[str], key: str) -> Any:
     """Return the value of a key in the first of these JSON files that has it; None: none has it."""
-    for name in names:
+    for name in file_names:
         if value := settings_in(folder / name).get(key):
             return value
     return None
@@ -145,7 +145,7 @@ class ProcessorSource(Protocol):
     def kwargs(self) -> Mapping[str, Any]: ...
 
 
-def full_processor(processor: ProcessorSource) -> Any:
+def load_full_processor(processor: ProcessorSource) -> Any:
     """Load transformers' processor, or the tokenizer if the folder has nothing else; cached for each process.
 
     All callers share it, so none may change it.
@@ -177,7 +177,7 @@ def _load_processor(folder: str, kwargs: str, state: str) -> Any:
     return loads.from_pretrained(folder, **json.loads(kwargs))
 
 
-def image_processor_alone(processor: ProcessorSource) -> Any:
+def load_image_processor_alone(processor: ProcessorSource) -> Any:
     """Load only a processor's image processor, which needs no torchvision."""
     from transformers import AutoImageProcessor
 

@@ -6,18 +6,18 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from energon_pack.run.untrusted_input import dataclass_from_plain, plain
+from energon_pack.run.untrusted_input import dataclass_from_dict, plain
 from energon_pack.samples.media.kinds import ADDED_KINDS
-from energon_pack.templates.chat.jinja import variables_in, writes_date
+from energon_pack.templates.chat.jinja import template_writes_date, variables_read_by_template
 from energon_pack.templates.families.rules import ProcessorSettings
 from energon_pack.templates.settings import (
     DEFAULT_DATE,
     FINAL_END_AUTO,
     FINAL_END_NONE,
-    Alpha,
     LabelSettings,
     MediaConfig,
     Think,
+    TransparentPixelColour,
 )
 
 #: settings of `labels` of later versions, with their defaults
@@ -49,7 +49,7 @@ def recorded_labels(labels: LabelSettings, final_ends: Sequence[str]) -> dict[st
 
 def labels_from_recorded(values: Mapping[str, Any]) -> LabelSettings:
     """Return the settings that `recorded_labels` made values of."""
-    return dataclass_from_plain(LabelSettings, {"final_end": FINAL_END_NONE, **values})
+    return dataclass_from_dict(LabelSettings, {"final_end": FINAL_END_NONE, **values})
 
 
 #: further kinds of media: images and videos in one sample, videos with different numbers of frames, and videos whose
@@ -87,11 +87,11 @@ class TemplateSpec:
     @property
     def variables(self) -> frozenset[str]:
         """Return the names of the variables that the chat templates read, besides the conversation and its tools."""
-        return frozenset().union(*map(variables_in, self.chat_templates))
+        return frozenset().union(*map(variables_read_by_template, self.chat_templates))
 
 
 @dataclass(frozen=True)
-class Identity:
+class TemplateIdentity:
     """Hashes and label settings that identify a template in caches and packs; they are read without its tokenizer."""
 
     fingerprints: dict[str, str]  # a hash for each thing that a length depends on
@@ -118,9 +118,9 @@ def fingerprints_of(
     chat: list[Any] = [*ends, *thoughts, *spec.chat_templates, spec.processor.tokens, spec.chat_template_kwargs]
     chat.append(spec.add_special_tokens)
     chat += [["final end", *final_ends]] if final_ends else []
-    chat += [spec.date] if writes_date(*spec.chat_templates) else []
+    chat += [spec.date] if template_writes_date(*spec.chat_templates) else []
     media = asdict(spec.media)
-    if spec.media.alpha is Alpha.auto:  # so that the hash is that of earlier versions
+    if spec.media.alpha is TransparentPixelColour.auto:  # so that the hash is that of earlier versions
         del media["alpha"]
     return {
         "tokenizer": short_hash(tokenizer),

@@ -21,7 +21,7 @@ from energon_pack.templates.chat.text_marks import NONCHARACTERS
 from energon_pack.templates.chat.turns import CLOSE, OPEN, shared_beginning
 from energon_pack.templates.identity import TemplateSpec
 from energon_pack.templates.settings import LabelSettings
-from energon_pack.templates.tokens.pieces import AddedTokens
+from energon_pack.templates.tokens.pieces import AddedTokenFinder
 
 _PROBE_TEXTS = [{"type": "text", "text": f"energon_pack_probe_{number}"} for number in range(2)]
 
@@ -74,7 +74,7 @@ class MediaTexts:
                 return True
         return False
 
-    def trained_spans(
+    def find_trained_spans_without_media(
         self,
         chat: ChatTemplate,
         text: str,
@@ -141,11 +141,11 @@ class MediaTexts:
         return sorted({(before, after) for before, _, after in framed}, key=lambda pair: -len("".join(pair)))
 
     @cached_property
-    def _media_special_tokens(self) -> AddedTokens:
+    def _media_special_tokens(self) -> AddedTokenFinder:
         """Return the special tokens that stand for a medium, or around one."""
         frames = "".join("".join(pair) for pair in self._surrounding_texts)
         of_frames = {token for token in self._special if token in frames}
-        return AddedTokens({*of_frames, *self._media_tokens.values(), *self._processor_tokens})
+        return AddedTokenFinder({*of_frames, *self._media_tokens.values(), *self._processor_tokens})
 
 
 def medium_text_in_user_turn(render: Callable[..., str], kind: str) -> str:
@@ -177,7 +177,7 @@ class DocumentTexts:
         content = self._document_text(message)
         if NONCHARACTERS.search(content):
             raise Skip(Reason.BAD_MESSAGE, "the text holds one of the noncharacters U+FDD0 to U+FDEF")
-        weight = turn_weight(message, chosen=True)
+        weight = turn_weight(message, is_trained=True)
         if not weight:
             return TextWithSpanMarks(self.text(message), [])
         return TextWithSpanMarks(f"{self.begin_token}{OPEN}{content}{self.end_token}{CLOSE}", [weight])
@@ -197,7 +197,7 @@ class DocumentTexts:
         if self._spec.document_end is not None:
             return self._spec.document_end
         token = self._spec.processor.tokens.get("eos_token") or ""
-        if token and not any(token in text for text in self._chat.after_answers[:1]):
+        if token and not any(token in text for text in self._chat.texts_after_answers[:1]):
             return token
         return next((end for end in _DOCUMENT_END_TOKENS if self._tokenizer.token_to_id(end) is not None), token)
 

@@ -28,7 +28,7 @@ from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.read_media import probe, with_requested_settings
 from energon_pack.samples.member import LengthChangedError, MemberInput, MemberTokens
-from energon_pack.samples.placeholders import split_content
+from energon_pack.samples.placeholders import split_content_at_placeholders
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.families import ASKING_FAMILIES
 from energon_pack.templates.sample import Sample
@@ -57,7 +57,7 @@ _TOKENIZER_PROBES = (
 def input_rules_of(template: Template) -> InputRules:
     """Return the plain rules by which training makes a model's inputs; only `tokenize` needs the template."""
     spec, rules = template.spec, template.rules
-    names = rules.feature_token_of_kind
+    names = rules.feature_tokens_by_kind
     known = dict.fromkeys([*template.special_tokens, *spec.processor.tokens.values(), *names.values()])
     ids = {text: number for text in known if (number := template.token_id(text)) is not None}
     types = [(medium.token_type, ids.get(names[kind])) for kind, medium in KINDS.items() if kind in names]
@@ -85,7 +85,7 @@ def input_rules_of(template: Template) -> InputRules:
         media={**plain(spec.media), "factor": template.factor},
         trial=trial_members(template),
         texts=[(text, template.ids_of(text)) for text in _TOKENIZER_PROBES],
-        tokenize=partial(tokens_of_foreign_member, template),
+        tokenize=partial(tokenize_foreign_member, template),
     )
 
 
@@ -164,7 +164,7 @@ def _with_sound(template: Template, video: Media, seconds: float) -> Media:
 # ------------------------------------------- members that are in no pack: unpacked samples, and packs of other tools
 
 
-def tokens_of_foreign_member(template: Template, member: MemberInput, engine: str = "auto") -> MemberTokens:
+def tokenize_foreign_member(template: Template, member: MemberInput, engine: str = "auto") -> MemberTokens:
     """Render and tokenize a member that comes from no pack, such as an unpacked sample or another tool's pack.
 
     Raises:
@@ -204,6 +204,6 @@ def sample_of(member: MemberInput) -> Sample:
 
 def _kinds_in_order(messages: list[dict[str, Any]], kinds: Sequence[str]) -> list[str]:
     """Return the kinds of a conversation's media in the order of their placeholders."""
-    contents = [message["content"] for message in split_content(messages, kinds)]
+    contents = [message["content"] for message in split_content_at_placeholders(messages, kinds)]
     parts = [part for content in contents if not isinstance(content, str) for part in content]
     return [part["type"] for part in parts if part["type"] != "text"]

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from energon_pack.run.untrusted_input import NotPlain, parse_yaml
+from energon_pack.run.untrusted_input import UnparsableDataError, parse_yaml
 
 
 def conf_dir() -> Path:
@@ -26,16 +26,16 @@ def model_name_of(processor_class: str) -> str:
     return names.get(processor_class.removesuffix("Processor").replace("_", "").lower(), "auto")
 
 
-def read_model_node(name: str) -> dict[str, Any]:
+def read_model_config(name_or_path: str) -> dict[str, Any]:
     """Return the `model` node of a packaged model (by name) or a YAML file (by path); raises ValueError for others."""
     folder = conf_dir() / "model"
-    path = Path(name).expanduser() if name.endswith(".yaml") else folder / f"{name}.yaml"
+    path = Path(name_or_path).expanduser() if name_or_path.endswith(".yaml") else folder / f"{name_or_path}.yaml"
     if not path.is_file():
-        raise ValueError(f"model={name}: there are {', '.join(packaged_models())}; or name a YAML file")
+        raise ValueError(f"model={name_or_path}: there are {', '.join(packaged_models())}; or name a YAML file")
     try:
         node = parse_yaml(path.read_bytes())
-    except NotPlain as error:
-        raise ValueError(f"model={name}: {path} is no YAML: {error}") from None
+    except UnparsableDataError as error:
+        raise ValueError(f"model={name_or_path}: {path} is no YAML: {error}") from None
     if not isinstance(node, dict) or not {"name", "template"} <= node.keys():
-        raise ValueError(f"model={name}: {path} is no model's YAML: it has no name and template of its own")
+        raise ValueError(f"model={name_or_path}: {path} is no model's YAML: it has no name and template of its own")
     return {"hub_id": None, "mask": "positions", "rope": "none", **node}

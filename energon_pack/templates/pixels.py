@@ -150,7 +150,7 @@ def different_setting(first: Mapping[str, Any], second: Mapping[str, Any]) -> tu
 # ------------------------------------------------------------------------------------------ inputs of made-up media
 
 
-def trial_input_figures(processor: Any, rules: InputRules) -> dict[str, dict[str, Any]]:
+def measure_trial_inputs(processor: Any, rules: InputRules) -> dict[str, dict[str, Any]]:
     """Return by kind of media figures of the inputs that a processor makes of the trial's media, as JSON values.
 
     Media that its call refuses are left out.
@@ -163,7 +163,7 @@ def trial_input_figures(processor: Any, rules: InputRules) -> dict[str, dict[str
     }
 
 
-def describe_input_difference(processor: Any, rules: InputRules) -> str:
+def describe_inputs_changed_since_packing(processor: Any, rules: InputRules) -> str:
     """Say the first difference between the inputs that a processor makes here and those that a dataset kept.
 
     Names, shapes and whole numbers have to be the same. A small input may differ by a millionth; of a large one the
@@ -184,11 +184,11 @@ def describe_input_difference(processor: Any, rules: InputRules) -> str:
     return ""
 
 
-def describe_figure_difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
+def describe_figure_difference(first_figures: Mapping[str, Any], second_figures: Mapping[str, Any]) -> str:
     """Say the first input in which the figures that two datasets kept differ; empty: there is none."""
-    for kind in first.keys() & second.keys():
-        for name in sorted(first[kind].keys() | second[kind].keys()):
-            if _are_apart(first[kind].get(name), second[kind].get(name)):
+    for kind in first_figures.keys() & second_figures.keys():
+        for name in sorted(first_figures[kind].keys() | second_figures[kind].keys()):
+            if _are_apart(first_figures[kind].get(name), second_figures[kind].get(name)):
                 return f"{name} of {KINDS[kind].nouns}"
     return ""
 

@@ -29,10 +29,10 @@ from energon_pack.templates.preprocess import (
     qwen_utils_num_frames,
     video_preprocessor,
 )
-from energon_pack.templates.settings import Alpha, MediaConfig
+from energon_pack.templates.settings import MediaConfig, TransparentPixelColour
 
 
-class Preparation:
+class MediaPreparation:
     """Prepares media for one model's processor: chooses frames, and changes sizes and pixels."""
 
     def __init__(self, family: str, media: MediaConfig, rules: MediaRules):
@@ -63,7 +63,7 @@ class Preparation:
         Raises Skip if the sample's own clips have several lengths.
         """
         videos = [medium for medium in media if medium.kind == VIDEO.kind]
-        if not videos or not self.rules.stacks_clips():
+        if not videos or not self.rules.needs_equal_frame_counts():
             return 0
         numbers = {len(self.choose_frames(video)) for video in videos}
         if len(numbers) > 1:
@@ -145,7 +145,7 @@ class Preparation:
         if medium.kind == VIDEO.kind:
             *before, last = self._successive_frame_sizes(*size, num_frames, medium)
             steps = [*(PixelStep(RESIZE, *each) for each in before), PixelStep(RESIZE_BY_TORCH, *last)]
-        elif settings is not None and settings.given_pixel_keys:
+        elif settings is not None and settings.given_size_settings:
             steps = [PixelStep(RESIZE, *qwen_utils_image_size(settings, *size, self._checked_factor(settings)))]
         else:
             name = getattr(self._image_rule, "operation", BY_PACKAGE)
@@ -155,7 +155,7 @@ class Preparation:
 
     def _successive_frame_sizes(self, width: int, height: int, num_frames: int, medium: Media) -> list[tuple[int, int]]:
         """Return the sizes that frames get, one after the other; qwen_vl_utils resizes those of a list twice."""
-        settings = medium.settings if medium.settings is not None and medium.settings.given_pixel_keys else None
+        settings = medium.settings if medium.settings is not None and medium.settings.given_size_settings else None
         if settings is None and not isinstance(self._video_rule, QwenVLUtilsVideo):
             return [(width, height) if self._video_rule is None else self._video_rule.size(width, height, num_frames)]
         factor = self.factor if settings is None else self._checked_factor(settings)
@@ -168,7 +168,7 @@ class Preparation:
     def _checked_factor(self, settings: MediumSettings) -> int:
         """Return the side of a token in pixels; raises Skip if the model's rules don't take qwen_vl_utils' settings."""
         if self.factor < 2:
-            name = settings.given_pixel_keys[0]
+            name = settings.given_size_settings[0]
             raise Skip(
                 Reason.UNSUPPORTED_MEDIA,
                 f"{name} of a medium is for models whose tokens are squares of pixels, as Qwen-VL's,"
@@ -196,7 +196,7 @@ def _look_of(name: str, media: MediaConfig) -> RgbConversion:
 
     qwen_vl_utils (its `to_rgb`) puts RGBA on white, no other mode, and knows no EXIF orientation.
     """
-    background = "" if media.alpha is Alpha.auto else media.alpha.value
+    background = "" if media.alpha is TransparentPixelColour.auto else media.alpha.value
     if name != "qwen_vl_utils":
         return RgbConversion(background)
     return RgbConversion(background or "white", "" if background else "RGBA", is_upright=False)

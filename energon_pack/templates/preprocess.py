@@ -75,7 +75,7 @@ def _refuse_unread_keys(media: MediaConfig) -> None:
         raise PackError(f"{given} needs media.{kind}={' or '.join(readers)}, not {name}: media={owner} {given}")
 
 
-def refuse_unread_limit(media: MediaConfig, choose_frames: Callable[[Media], Sequence[int]]) -> None:
+def refuse_ignored_frame_limits(media: MediaConfig, choose_frames: Callable[[Media], Sequence[int]]) -> None:
     """Raise PackError if the processor's own choice of frames does not keep `media.max_frames` or `media.min_frames`.
 
     `choose_frames`: the processor's rule, which is asked about a video that is long in frames and in seconds, and about

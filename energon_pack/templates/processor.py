@@ -14,26 +14,26 @@ from tokenizers import Tokenizer
 
 from energon_pack.errors import PackError
 from energon_pack.run.files import (
+    copy_folder_to_cache,
     is_intact,
-    keep_folder,
-    made_whole,
-    read_kept,
-    restore_kept_folder,
-    write_kept,
-    write_whole,
+    make_folder_atomically,
+    read_cached_value,
+    restore_folder_from_cache,
+    write_atomically,
+    write_cached_value,
 )
 from energon_pack.run.packages import version_of
-from energon_pack.run.untrusted_input import dataclass_from_plain, plain
+from energon_pack.run.untrusted_input import dataclass_from_dict, plain
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import ADDED_KINDS
 from energon_pack.templates.build import build
-from energon_pack.templates.chat.jinja import writes_date
+from energon_pack.templates.chat.jinja import template_writes_date
 from energon_pack.templates.choose_rules import MediaRulesChoice, RejectedFamily, build_with_best_rules
 from energon_pack.templates.families import ASKING_FAMILIES, AUTO, FAMILIES
 from energon_pack.templates.families.rules import MediaRules, ProcessorSettings
-from energon_pack.templates.full_processor import find_or_download_folder, full_processor, small_files
-from energon_pack.templates.identity import RULES_VERSION, Identity, TemplateSpec, labels_without_new_defaults
-from energon_pack.templates.pixels import media_settings, part_classes, settings_hash, trial_input_figures
+from energon_pack.templates.full_processor import find_or_download_folder, load_full_processor, small_files
+from energon_pack.templates.identity import RULES_VERSION, TemplateIdentity, TemplateSpec, labels_without_new_defaults
+from energon_pack.templates.pixels import measure_trial_inputs, media_settings, part_classes, settings_hash
 from energon_pack.templates.settings import MediaConfig, ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template
 
@@ -59,7 +59,7 @@ def build_uncached_template(settings: TemplateSettings) -> Template:
 def saved_template_folder(settings: TemplateSettings, cache_dir: Path) -> str | None:
     """Return the template's folder in the cache, which gets it from the user's; None: `prepare_template` makes it."""
     saved = _template_folder(settings, cache_dir, _processor_folder(settings.model))
-    return os.fspath(saved) if is_intact(saved) or restore_kept_folder(_KEPT, saved) else None
+    return os.fspath(saved) if is_intact(saved) or restore_folder_from_cache(_KEPT, saved) else None
 
 
 def prepare_template(settings: TemplateSettings, cache_dir: Path) -> str:
@@ -71,23 +71,23 @@ def prepare_template(settings: TemplateSettings, cache_dir: Path) -> str:
     folder = _processor_folder(settings.model)
     saved = _template_folder(settings, cache_dir, folder)
     if not is_intact(saved):
-        with made_whole(saved) as built:
+        with make_folder_atomically(saved) as built:
             template, choice = _template_and_rules_choice(settings, folder)
             choice = replace(choice, ends_answers=template.ends_answers)
             template.save(built)
             if not choice.note:
                 _rules_with_processor_facts(template.input_rules, _template_key(settings, folder)).save(built)
-            write_whole(built / _CHOICE_FILE, json.dumps(asdict(choice)).encode())
+            write_atomically(built / _CHOICE_FILE, json.dumps(asdict(choice)).encode())
             _last_tokenizer.clear()
             _last_tokenizer[os.fspath(saved)] = template.tokenizer
-    if not choice_of(os.fspath(saved)).note:
-        keep_folder(_KEPT, saved)
+    if not read_media_rules_choice(os.fspath(saved)).note:
+        copy_folder_to_cache(_KEPT, saved)
     return os.fspath(saved)
 
 
-def choice_of(folder: str) -> MediaRulesChoice:
+def read_media_rules_choice(template_folder: str) -> MediaRulesChoice:
     """Return which media rules a saved template has, and how they were chosen; `prepare_template` gave its folder."""
-    return _choice_from_json(json.loads(Path(folder, _CHOICE_FILE).read_bytes()))
+    return _choice_from_json(json.loads(Path(template_folder, _CHOICE_FILE).read_bytes()))
 
 
 def _choice_from_json(values: Any) -> MediaRulesChoice:
@@ -99,13 +99,13 @@ def _choice_from_json(values: Any) -> MediaRulesChoice:
 def _template_and_rules_choice(settings: TemplateSettings, folder: Path) -> tuple[Template, MediaRulesChoice]:
     """Return the result of `choose_template`, from the user's cache if it has the same processor and settings."""
     key = _template_key(settings, folder)
-    if kept := read_kept("choices", key, _choice_from_json):
+    if kept := read_cached_value("choices", key, _choice_from_json):
         model = replace(settings.model, template=kept.template)
         template = build(replace(settings, model=model), folder)
         return (template.only([*kept.num_compared]) if kept.left_out else template), kept
     template, choice = build_with_best_rules(settings, folder)
     if not choice.note:
-        write_kept("choices", key, asdict(choice))
+        write_cached_value("choices", key, asdict(choice))
     return template, choice
 
 
@@ -113,22 +113,22 @@ def _rules_with_processor_facts(rules: InputRules, key: str) -> InputRules:
     """Return rules with what their processor makes of media, from the user's cache if it has the same processor."""
     if not rules.media_tokens:
         return rules
-    values: dict[str, Any] | None = read_kept(
+    values: dict[str, Any] | None = read_cached_value(
         "pixels", key, lambda kept: {name: kept[name] for name in ("pixels", "made", "classes")}
     )
     if values is None:
-        full = full_processor(rules)
-        made = trial_input_figures(full, rules)
+        full = load_full_processor(rules)
+        made = measure_trial_inputs(full, rules)
         values = {"pixels": settings_hash(media_settings(full, rules)), "made": made, "classes": part_classes(full)}
-        write_kept("pixels", key, values)
+        write_cached_value("pixels", key, values)
     return replace(rules, **values)
 
 
-def lines_about_template(folder: str) -> list[str]:
+def lines_about_template(template_folder: str) -> list[str]:
     """Return the lines that a run prints if a template writes a date, or other special tokens than its processor."""
-    values = json.loads(Path(folder, "spec.json").read_bytes())
+    values = json.loads(Path(template_folder, "spec.json").read_bytes())
     lines, adds = [], values["add_special_tokens"]
-    if writes_date(values["chat_template"], values["tool_template"]):
+    if template_writes_date(values["chat_template"], values["tool_template"]):
         lines.append(f"the chat template writes a date: {values['date']} (model.date)")
     if adds != values["own_special_tokens"]:
         how = "adds tokens that its own call does not add" if adds else "leaves out tokens that its own call adds"
@@ -136,24 +136,24 @@ def lines_about_template(folder: str) -> list[str]:
     return lines
 
 
-def identity_of(folder: str) -> Identity:
+def read_template_identity(template_folder: str) -> TemplateIdentity:
     """Read the fingerprints of a saved template."""
-    return dataclass_from_plain(Identity, json.loads(Path(folder, "identity.json").read_bytes()))
+    return dataclass_from_dict(TemplateIdentity, json.loads(Path(template_folder, "identity.json").read_bytes()))
 
 
 @lru_cache(maxsize=2)
 def load_saved_template(folder: str) -> Template:
     """Load a saved template; each process does it once."""
     values = json.loads(Path(folder, "spec.json").read_bytes())
-    processor, media = ProcessorSettings(**values["processor"]), dataclass_from_plain(MediaConfig, values["media"])
-    spec = dataclass_from_plain(TemplateSpec, {**values, "processor": processor, "media": media})
+    processor, media = ProcessorSettings(**values["processor"]), dataclass_from_dict(MediaConfig, values["media"])
+    spec = dataclass_from_dict(TemplateSpec, {**values, "processor": processor, "media": media})
     tokenizer = _last_tokenizer.pop(folder, None) or Tokenizer.from_file(os.path.join(folder, "tokenizer.json"))
     return Template(spec, FAMILIES[spec.family](spec.processor), tokenizer)
 
 
-def media_rules_of(folder: str) -> MediaRules | None:
+def media_rules_of(template_folder: str) -> MediaRules | None:
     """Load the media rules of a saved template, without its tokenizer; None: they need the full processor."""
-    values = json.loads(Path(folder, "spec.json").read_bytes())
+    values = json.loads(Path(template_folder, "spec.json").read_bytes())
     return (
         None
         if values["family"] in ASKING_FAMILIES
@@ -161,9 +161,9 @@ def media_rules_of(folder: str) -> MediaRules | None:
     )
 
 
-def processor_folder_of(folder: str) -> Path:
+def processor_folder_of(template_folder: str) -> Path:
     """Return the folder of the processor that a saved template was made from."""
-    return Path(json.loads(Path(folder, "spec.json").read_bytes())["processor"]["folder"])
+    return Path(json.loads(Path(template_folder, "spec.json").read_bytes())["processor"]["folder"])
 
 
 def _processor_folder(model: ModelConfig) -> Path:

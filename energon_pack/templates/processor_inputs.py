@@ -36,12 +36,12 @@ def full_processor_ids(processor: Any, template: Template, sample: Sample, media
     return [int(number) for number in ids_of_batch[0]]
 
 
-def without_final_end(template: Template, rendered: Rendered, ids: list[int]) -> list[int]:
+def remove_final_end_token(template: Template, rendered: Rendered, token_ids: list[int]) -> list[int]:
     """Return a sample's ids without the token of `labels.final_end`, the last of its kind: no processor writes it."""
     if not rendered.final_end:
-        return ids
-    last = len(ids) - 1 - ids[::-1].index(template.token_id(rendered.final_end) or 0)
-    return [*ids[:last], *ids[last + 1 :]]
+        return token_ids
+    last = len(token_ids) - 1 - token_ids[::-1].index(template.token_id(rendered.final_end) or 0)
+    return [*token_ids[:last], *token_ids[last + 1 :]]
 
 
 def _chat_text(processor: Any, template: Template, sample: Sample) -> str:

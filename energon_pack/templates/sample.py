@@ -8,7 +8,7 @@ from energon_pack.samples.media.kinds import AUDIO, IMAGE
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.read_media import has_frame_lists, media_seen_by_model
 from energon_pack.samples.member import NO_OPTIONS, SampleOptions
-from energon_pack.samples.placeholders import spells_placeholder, split_content
+from energon_pack.samples.placeholders import spells_placeholder, split_content_at_placeholders
 from energon_pack.samples.sample import Message
 from energon_pack.samples.settings import ControlTokens
 from energon_pack.samples.skip import Reason, Skip
@@ -44,7 +44,7 @@ def frame_lists_as_videos(messages: list[Message], media: list[Media]) -> tuple[
     ends = {part.start: part.stop for _, part in seen}
     number = end = 0  # number of the next medium, and the end of its list
     result = []
-    for message in split_content(messages, [medium.kind for medium in media]):
+    for message in split_content_at_placeholders(messages, [medium.kind for medium in media]):
         content = message["content"]
         parts: list[Message] = []
         for part in content if isinstance(content, list) else [{"type": "text", "text": content}]:

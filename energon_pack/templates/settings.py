@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any
 
 from energon_pack.errors import PackError
-from energon_pack.run.untrusted_input import dataclass_from_plain, plain
+from energon_pack.run.untrusted_input import dataclass_from_dict, plain
 from energon_pack.samples.placeholders import spells_placeholder
 from energon_pack.samples.weights import MAX_WEIGHT
 
@@ -77,7 +77,7 @@ class Expand(str, Enum):
     pairs = "pairs"  # one for each question and its answer, with the media of the first turn
 
 
-class Untrained(str, Enum):
+class UntrainedSamplePolicy(str, Enum):
     """What happens to a sample without any trained token."""
 
     drop = "drop"
@@ -85,7 +85,7 @@ class Untrained(str, Enum):
     keep = "keep"
 
 
-class Alpha(str, Enum):
+class TransparentPixelColour(str, Enum):
     """The colour that transparent pixels get.
 
     auto: as in transformers, the colours that are stored there; with `qwen_vl_utils`, white behind RGBA.
@@ -178,7 +178,7 @@ class MediaConfig:
     #: pixels, for center_crop
     crop_height: int | None = None
     #: the colour behind transparent pixels
-    alpha: Alpha = Alpha.auto
+    alpha: TransparentPixelColour = TransparentPixelColour.auto
     #: what is done to videos: set by the group `media=NAME`, or `module:Class` of your own; default: no change
     video: str = "default"
     #: frames per second
@@ -202,7 +202,7 @@ class MediaConfig:
             raise PackError(f"media.fps={self.fps}: must be more than 0")
 
 
-class Empty(str, Enum):
+class EmptyAnswerPolicy(str, Enum):
     """What happens to an answer that says nothing: no text, thought, tool call or medium."""
 
     #: it is not trained, and a conversation of such answers alone is left out
@@ -230,7 +230,7 @@ class LabelSettings:
     #: thoughts of earlier answers, which many templates leave out, are counted
     template_drops: TemplateDrops = TemplateDrops.skip
     #: answers that say nothing: not trained, and left out where a conversation has no other (drop); or trained
-    empty: Empty = Empty.drop
+    empty: EmptyAnswerPolicy = EmptyAnswerPolicy.drop
     #: the token that is added and trained behind a conversation's last answer. auto: where the template writes no
     #: special token there, the one that the next turn would begin with; none: no token; TOKEN: this one
     final_end: str = FINAL_END_AUTO
@@ -270,7 +270,7 @@ class LabelsConfig(LabelSettings):
     #: for turns: the text in place of each older image that `window_images` leaves out
     window_text: str = "[image]"
     #: a sample of which nothing is trained goes into the ledger (drop), or into a pack with others
-    untrained: Untrained = Untrained.drop
+    untrained: UntrainedSamplePolicy = UntrainedSamplePolicy.drop
     #: whether the token that ends an answer is trained after a text that `packing.overlong=truncate_text` cut
     cut_end: bool = True
 
@@ -304,9 +304,9 @@ _KINDS_OF_LABELS: tuple[tuple[Any, str], ...] = (
 )
 
 
-def overridden_labels(run: LabelSettings, settings: Mapping[str, Any]) -> LabelSettings:
+def override_label_settings(run_labels: LabelSettings, sample_settings: Mapping[str, Any]) -> LabelSettings:
     """Return the run's label settings, overridden by a sample's own; raises PackError for an unknown name or value."""
-    for name, value in settings.items():
+    for name, value in sample_settings.items():
         default = getattr(LabelSettings(), name, None)
         if default is None:
             raise PackError(f"labels.{name}: there are {', '.join(field.name for field in fields(LabelSettings))}")
@@ -316,7 +316,7 @@ def overridden_labels(run: LabelSettings, settings: Mapping[str, Any]) -> LabelS
         kind, noun = next(pair for pair in _KINDS_OF_LABELS if isinstance(default, pair[0]))
         if not isinstance(value, kind) or isinstance(value, bool) is not isinstance(default, bool):
             raise PackError(f"labels.{name}={value}: {noun}")
-    labels = dataclass_from_plain(LabelSettings, {**plain(run), **settings})
+    labels = dataclass_from_dict(LabelSettings, {**plain(run_labels), **sample_settings})
     labels.check()
     return labels
 

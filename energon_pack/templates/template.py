@@ -17,13 +17,13 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from energon_pack.errors import PackError
-from energon_pack.run.files import write_whole
+from energon_pack.run.files import write_atomically
 from energon_pack.samples.documents import is_document
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import AUDIO, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.member import MemberTokens
-from energon_pack.samples.placeholders import split_content
+from energon_pack.samples.placeholders import split_content_at_placeholders
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.turns import NO_EMPTY_ANSWERS, count_empty_answers
@@ -36,26 +36,26 @@ from energon_pack.templates.identity import (
     HEARD_VIDEOS,
     MIXED_MEDIA,
     UNEVEN_VIDEOS,
-    Identity,
+    TemplateIdentity,
     TemplateSpec,
     fingerprints_of,
     recorded_labels,
 )
 from energon_pack.templates.media_texts import DocumentTexts, MediaTexts
-from energon_pack.templates.model_inputs import input_rules_of, tokens_of_foreign_member
-from energon_pack.templates.preparation import Preparation
+from energon_pack.templates.model_inputs import input_rules_of, tokenize_foreign_member
+from energon_pack.templates.preparation import MediaPreparation
 from energon_pack.templates.sample import Rendered, Sample, Tokens, with_frame_lists_as_videos
-from energon_pack.templates.settings import Empty, LabelSettings, Think, overridden_labels
-from energon_pack.templates.tokens.pieces import AddedTokens
+from energon_pack.templates.settings import EmptyAnswerPolicy, LabelSettings, Think, override_label_settings
+from energon_pack.templates.tokens.pieces import AddedTokenFinder
 from energon_pack.templates.tokens.tokenizing import Tokenizing
 
 
-class Template(Preparation, Tokenizing):
+class Template(MediaPreparation, Tokenizing):
     """Renders and tokenizes samples for one model: its chat template, media rules and tokenizer."""
 
     def __init__(self, spec: TemplateSpec, rules: MediaRules, tokenizer: Tokenizer):
         in_runs = {*rules.media_tokens.values(), *rules.feature_tokens.values()}
-        Preparation.__init__(self, spec.family, spec.media, rules)
+        MediaPreparation.__init__(self, spec.family, spec.media, rules)
         Tokenizing.__init__(self, tokenizer, spec.add_special_tokens, in_runs)
         self.spec = spec
         special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
@@ -69,13 +69,13 @@ class Template(Preparation, Tokenizing):
             kind: token for kind, token in rules.media_tokens.items() if spec.kinds is None or kind in spec.kinds
         }
         self._kind_of_token = {token: kind for kind, token in rules.media_tokens.items()}
-        self._marks_and_media_tokens = AddedTokens({OPEN, CLOSE, *in_runs})
+        self._marks_and_media_tokens = AddedTokenFinder({OPEN, CLOSE, *in_runs})
         beside = [*rules.feature_tokens.values(), *rules.mark_tokens]
         self._media_texts = {
             chat: MediaTexts(chat, self.media_tokens, beside, special) for chat in (self._chat, self._tool_chat)
         }
         self._document_texts = DocumentTexts(self._chat, self._media_texts[self._chat], tokenizer, spec)
-        self._special_pattern = AddedTokens(special).pattern
+        self._special_pattern = AddedTokenFinder(special).pattern
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Template, (self.spec, self.rules, self._tokenizer)
@@ -104,7 +104,7 @@ class Template(Preparation, Tokenizing):
             has_no_tools = check_for_left_out_tools(chat.renderer, messages, sample.tools, labels.template_drops)
         text, spans, places, num_features = self._with_media_put_in(marked, around, sample.media, expansions)
         placed = [place for place in places if place[1]]
-        spans, weights = frames.trained_spans(chat, text, spans, weights, placed, labels)
+        spans, weights = frames.find_trained_spans_without_media(chat, text, spans, weights, placed, labels)
         if not sample.options.weight:
             spans, weights = [], []
         return Rendered(
@@ -120,7 +120,7 @@ class Template(Preparation, Tokenizing):
             sample.options.token_range,
             [number for _, number in expansions],
             bool(dropped.others),
-            count_empty_answers(messages) if labels.empty is Empty.drop else NO_EMPTY_ANSWERS,
+            count_empty_answers(messages) if labels.empty is EmptyAnswerPolicy.drop else NO_EMPTY_ANSWERS,
             final_end,
             self.clip_frames(sample.media),
         )
@@ -168,7 +168,7 @@ class Template(Preparation, Tokenizing):
         if not sample.options.labels:
             return self.spec.labels
         try:
-            labels = overridden_labels(self.spec.labels, sample.options.labels)
+            labels = override_label_settings(self.spec.labels, sample.options.labels)
             self.refuse_unknown_end(labels.final_token, "of the model")
         except PackError as error:
             raise Skip(Reason.BAD_MESSAGE, f"label_settings: {error}") from None
@@ -210,7 +210,7 @@ class Template(Preparation, Tokenizing):
     @cached_property
     def feature_ids(self) -> dict[str, int]:
         """Return by kind of media the id of the token that holds its features."""
-        ids = {kind: self.token_id(name) for kind, name in self.rules.feature_token_of_kind.items()}
+        ids = {kind: self.token_id(name) for kind, name in self.rules.feature_tokens_by_kind.items()}
         return {kind: number for kind, number in ids.items() if number is not None}
 
     def messages(self, sample: Sample) -> list[Message]:
@@ -218,7 +218,7 @@ class Template(Preparation, Tokenizing):
         return self._template_messages(with_frame_lists_as_videos(sample))
 
     def _template_messages(self, sample: Sample) -> list[Message]:
-        messages = split_content(sample.messages, [media.kind for media in sample.media])
+        messages = split_content_at_placeholders(sample.messages, [media.kind for media in sample.media])
         chat, frames = self._chat_for(sample)
         if self._labels_of(sample).think is Think.drop_history:
             messages = chat.without_earlier_thoughts(messages)
@@ -251,7 +251,7 @@ class Template(Preparation, Tokenizing):
 
     def rules_by(self, engine: str) -> InputRules:
         """Return `input_rules` that tokenize members from no pack with this engine (`measure.engine`)."""
-        return replace(self.input_rules, tokenize=partial(tokens_of_foreign_member, self, engine=engine))
+        return replace(self.input_rules, tokenize=partial(tokenize_foreign_member, self, engine=engine))
 
     @cached_property
     def input_rules(self) -> InputRules:
@@ -262,15 +262,15 @@ class Template(Preparation, Tokenizing):
     def fingerprints(self) -> dict[str, str]:
         """Return by name the hashes of all that lengths depend on."""
         tokenizer, settings = _tokenizer_json(self._tokenizer), self.rules.settings
-        return fingerprints_of(self.spec, tokenizer, settings, self.media_tokens, self.final_ends)
+        return fingerprints_of(self.spec, tokenizer, settings, self.media_tokens, self.final_end_tokens)
 
     @property
-    def identity(self) -> Identity:
-        labels = recorded_labels(self.spec.labels, self.final_ends)
-        return Identity(self.fingerprints, labels, self.spec.family, self.spec.kinds)
+    def identity(self) -> TemplateIdentity:
+        labels = recorded_labels(self.spec.labels, self.final_end_tokens)
+        return TemplateIdentity(self.fingerprints, labels, self.spec.family, self.spec.kinds)
 
     @cached_property
-    def final_ends(self) -> list[str]:
+    def final_end_tokens(self) -> list[str]:
         """The tokens that `labels.final_end` adds behind last answers, by form of answer; empty list: it adds none."""
         return [end for chat in self._chats for end in chat.last_answer_ends.added_tokens(self.spec.labels.final_end)]
 
@@ -301,9 +301,9 @@ class Template(Preparation, Tokenizing):
         """Write spec.json, tokenizer.json, identity.json and the input rules, which `load_saved_template` reads."""
         folder.mkdir(parents=True, exist_ok=True)
         self.input_rules.save(folder)
-        write_whole(folder / "identity.json", json.dumps(asdict(self.identity)).encode())
-        write_whole(folder / "tokenizer.json", _tokenizer_json(self._tokenizer).encode())
-        write_whole(folder / "spec.json", json.dumps(asdict(self.spec), ensure_ascii=False).encode())
+        write_atomically(folder / "identity.json", json.dumps(asdict(self.identity)).encode())
+        write_atomically(folder / "tokenizer.json", _tokenizer_json(self._tokenizer).encode())
+        write_atomically(folder / "spec.json", json.dumps(asdict(self.spec), ensure_ascii=False).encode())
 
     def _num_spelled_control_tokens(self, sample: Sample) -> int:
         """Count special tokens in texts, reasoning and calls; a placeholder is none, if also a token (`<image>`)."""

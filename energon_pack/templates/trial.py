@@ -12,16 +12,16 @@ from PIL import Image
 from energon_pack.errors import one_line
 from energon_pack.samples.media.kinds import ADDED_KINDS, AUDIO, IMAGE, KINDS, VIDEO, describe
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.prepared import PreparedMedia, VideoClip, media_arguments
+from energon_pack.samples.media.prepared import PreparedMedia, VideoClip, media_arguments_of_processor
 from energon_pack.samples.media.read_media import video_metadata_of
 from energon_pack.samples.member import MediumInput
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.chat.renderer import EXAMPLE_TOOL
 from energon_pack.templates.families import ASKING_FAMILIES
-from energon_pack.templates.full_processor import full_processor, quiet_transformers
+from energon_pack.templates.full_processor import load_full_processor, quiet_transformers
 from energon_pack.templates.identity import HEARD_VIDEOS, MIXED_MEDIA, UNEVEN_VIDEOS
-from energon_pack.templates.processor_inputs import full_processor_ids, without_final_end
+from energon_pack.templates.processor_inputs import full_processor_ids, remove_final_end_token
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 
@@ -98,7 +98,7 @@ class TrialSample:
         return UNEVEN_VIDEOS if is_uneven else kinds.pop()
 
 
-class Trial:
+class ProcessorTrial:
     """Random samples, for which the tokens of templates are compared with those of full processors."""
 
     def __init__(self, seed: int = 0, lists: Sequence[Sequence[str]] = _MEDIA_KINDS):
@@ -120,9 +120,9 @@ class Trial:
             ImportError: the full processor needs a package that is not here.
             Exception: any error of its class on its files.
         """
-        full = full_processor(template.spec.processor)
+        full = load_full_processor(template.spec.processor)
         heard = [HEARD_VIDEOS] if template.rules.hears_videos else []
-        outcomes = {kind: TrialOutcome() for kind in ("text", *sample_kinds_of(template.media_tokens), *heard)}
+        outcomes = {kind: TrialOutcome() for kind in ("text", *find_sample_kinds(template.media_tokens), *heard)}
         for number, one in enumerate(self.samples):
             outcome = outcomes.get(one.kind)
             has_other = any(medium.kind not in template.rules.media_tokens for medium in one.sample.media)
@@ -138,7 +138,7 @@ class Trial:
         try:
             rendered = template.render(one.sample)
             (tokens,) = template.tokens_of([one.sample], [rendered])
-            result = without_final_end(template, rendered, tokens.ids.tolist())
+            result = remove_final_end_token(template, rendered, tokens.ids.tolist())
         except Skip as skip:
             result = skip.detail
         if isinstance(truth, str) and isinstance(result, list) and template.spec.family in ASKING_FAMILIES:
@@ -195,9 +195,9 @@ def _uniform_medium(noise: Any) -> Any:
     return Image.fromarray(np.ascontiguousarray(still)) if isinstance(noise, Image.Image) else still
 
 
-def sample_kinds_of(media: Iterable[str]) -> set[str]:
+def find_sample_kinds(media_kinds: Iterable[str]) -> set[str]:
     """Return these kinds of media, with MIXED_MEDIA if they are several, and UNEVEN_VIDEOS if videos are among them."""
-    kinds = {*media}
+    kinds = {*media_kinds}
     return kinds | ({MIXED_MEDIA} if len(kinds) > 1 else set()) | ({UNEVEN_VIDEOS} if VIDEO.kind in kinds else set())
 
 
@@ -238,7 +238,7 @@ def _media_arguments(template: Template, one: TrialSample, chooses: bool = False
             values.append(np.resize(pixels, size.num_samples) if size != medium else pixels)
     prepared = PreparedMedia([medium.kind for medium in one.sample.media], values)
     settings = template.rules.call_settings(template.spec.processor)
-    arguments = media_arguments(prepared, settings, template.rules.nests_images)
+    arguments = media_arguments_of_processor(prepared, settings, template.rules.nests_images)
     if prepared.of_kind(VIDEO.kind) and not chooses:
         del arguments["videos_kwargs"]["do_sample_frames"]
         arguments["videos_kwargs"] |= template.spec.processor.changed.get(VIDEO.kind, {})

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from energon_pack.errors import PackError, amount
-from energon_pack.trainers.check_dealing import breaking_setting, check_dealing
-from energon_pack.trainers.collator import Collator, WeightedSteps, refuse_pair_dataset
+from energon_pack.trainers.check_dealing import check_packs_dealt_to_ranks, find_setting_that_breaks_packs
+from energon_pack.trainers.collator import Collator, WeightedLossMixin, refuse_pair_dataset
 from energon_pack.trainers.samples_alone import LossSumsAlone, describe_host_reads, run_samples_alone
 from energon_pack.training.encoded import TrainingPack
 from energon_pack.training.forward_inputs import MixingError
@@ -45,7 +45,7 @@ def check_trainer(trainer: Any) -> str:
     Raises:
         PackError: something is lost on the way. The message says what is lost, and which line cures it.
     """
-    if told := breaking_setting(trainer):
+    if told := find_setting_that_breaks_packs(trainer):
         raise PackError(f"{type(trainer).__name__}: {told}")
     if getattr(trainer.args, "use_liger_kernel", False):  # as `train()` does first; doing it twice changes nothing
         from transformers.integrations.liger import apply_liger_kernel
@@ -55,9 +55,9 @@ def check_trainer(trainer: Any) -> str:
     collate = getattr(loader, "base_dataloader", loader).collate_fn  # ms-swift's dispatcher has a loader inside
     collator = _collator(collate)
     refuse_pair_dataset(collator.packs)
-    if collator.weights and not isinstance(trainer, WeightedSteps):
+    if collator.weights and not isinstance(trainer, WeightedLossMixin):
         raise PackError(f"{type(trainer).__name__}: its loss ignores the weights of tokens: weighted(trainer)")
-    dealt = check_dealing(trainer, loader)
+    dealt = check_packs_dealt_to_ranks(trainer, loader)
     rows = _rows_to_compare(trainer, collator, loader)
     step = _run_step(trainer, collate, rows)
     alone = run_samples_alone(trainer, collator, rows)

@@ -36,7 +36,7 @@ _ORDERINGS = {
 }
 
 
-def breaking_setting(trainer: Any) -> str:
+def find_setting_that_breaks_packs(trainer: Any) -> str:
     """Return which setting of a trainer breaks packs, and what to set instead; empty: no known setting does."""
     args, accelerator = trainer.args, trainer.accelerator
     owners = (args, getattr(trainer, "finetuning_args", None))  # LLaMA-Factory's
@@ -58,7 +58,7 @@ def breaking_setting(trainer: Any) -> str:
     return ""
 
 
-def in_order_setting(trainer: Any) -> str:
+def find_setting_for_row_order(trainer: Any) -> str:
     """Return the setting that makes a trainer read rows in their order."""
     modules = {kind.__module__.partition(".")[0] for kind in type(trainer).__mro__}
     return next((setting for module, setting in _ORDERINGS.items() if module in modules), _ORDERINGS["transformers"])
@@ -69,10 +69,10 @@ _MAX_CHECKED_ROWS = 1_000_000
 _REMEDY = "train on packs.as_dataset() with the trainer's own sampler, which deals rows to ranks once"
 
 
-def check_dealing(trainer: Any, loader: Any) -> str:
+def check_packs_dealt_to_ranks(trainer: Any, data_loader: Any) -> str:
     """Return a text on how a trainer's loader deals packs to ranks; PackError: some are dealt twice or never."""
     ranks: int = trainer.accelerator.num_processes
-    data, kind = trainer.train_dataset, type(loader)
+    data, kind = trainer.train_dataset, type(data_loader)
     if kind.__name__.endswith("Dispatcher"):
         if not kind.__module__.startswith("swift."):
             raise PackError(
@@ -84,8 +84,8 @@ def check_dealing(trainer: Any, loader: Any) -> str:
                 f"rank 0 reads for all {ranks} ranks, and a stream gives it its own share alone: packs of the others"
                 " are never trained on: LazyPackedDataset or packs on disk, which have a length"
             )
-    epochs = _epoch_fault(trainer, loader)
-    sampler = getattr(loader, "batch_sampler", None)
+    epochs = _epoch_fault(trainer, data_loader)
+    sampler = getattr(data_loader, "batch_sampler", None)
     if sampler is None or not hasattr(data, "__len__"):
         return f"a stream for {amount(ranks, 'rank')}{epochs}"
     if ranks > 1 and _has_pack_sampler(sampler):
@@ -94,7 +94,7 @@ def check_dealing(trainer: Any, loader: Any) -> str:
         return f"{len(data):,} packs for {amount(ranks, 'rank')}{epochs}"
     with torch.random.fork_rng():  # a sampler that shuffles draws its seed
         of_rank = [[int(row) for row in batch] for batch in sampler]
-    return check_dealt_rows(_gather_batches(of_rank, ranks), len(data), in_order_setting(trainer)) + epochs
+    return check_dealt_rows(_gather_batches(of_rank, ranks), len(data), find_setting_for_row_order(trainer)) + epochs
 
 
 def _epoch_fault(trainer: Any, loader: Any) -> str:

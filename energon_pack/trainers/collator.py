@@ -23,9 +23,9 @@ DATASET_COLUMN = "packs_of"
 LOSS_KEYS = ("labels", "loss_weight", "_packed_seq_ids")
 
 
-def refuse_pair_dataset(packs: Any) -> None:
+def refuse_pair_dataset(dataset: Any) -> None:
     """Raise PackError if a dataset's packs hold preference pairs: a trainer's SFT loss would train rejected answers."""
-    if packs.encoder.pairs is not None:
+    if dataset.encoder.pairs is not None:
         from energon_pack.training.preference import SFT_REFUSED
 
         raise PackError(SFT_REFUSED)
@@ -163,7 +163,7 @@ def weighted(trainer: Trainer) -> Trainer:
             changed in place.
     """
     kind: Any = type(trainer)
-    trainer.__class__ = type(kind.__name__, (WeightedSteps, kind), {"__module__": kind.__module__})
+    trainer.__class__ = type(kind.__name__, (WeightedLossMixin, kind), {"__module__": kind.__module__})
     trainer.model_accepts_loss_kwargs = True  # type: ignore[attr-defined]  # its losses are divided already
     args: Any = trainer.args  # type: ignore[attr-defined]
     if hasattr(args, "use_logits_to_keep"):  # ms-swift would cut labels but not their weights
@@ -171,7 +171,7 @@ def weighted(trainer: Trainer) -> Trainer:
     return trainer
 
 
-class WeightedSteps:
+class WeightedLossMixin:
     """A mixin for a trainer's class: its loss becomes Σ w·ce / Σ w over a step."""
 
     accelerator: Any

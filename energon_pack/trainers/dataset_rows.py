@@ -24,10 +24,10 @@ _NO_TEXT_ERROR = (
     "rows of packs are numbers, there is nothing to tokenise, truncate or pack in them: {knob}"
     " (TRL: dataset_kwargs={{'skip_prepare_dataset': True}}; axolotl: load_datasets of a plugin)"
 )
-Rows = TypeVar("Rows", bound="NumberedRows")
+Rows = TypeVar("Rows", bound="PackNumberRows")
 
 
-class NumberedRows(datasets.Dataset):
+class PackNumberRows(datasets.Dataset):
     """Rows `{pack, epoch, packs_of, length, lengths}`, in the order in which all ranks read them."""
 
     @classmethod

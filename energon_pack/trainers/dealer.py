@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.utils.data import BatchSampler, DistributedSampler, Sampler
 
 from energon_pack.errors import PackError
-from energon_pack.steps.position import Position, State, Taken, numbers_taken_together, positions_of_states
+from energon_pack.steps.position import Position, State, TakenNumbers, combine_taken_numbers, positions_of_states
 from energon_pack.steps.topology import Topology, ranks_here
 
 _log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ _NO_STATE = (
 Item = TypeVar("Item")
 
 
-class Dealer(Sampler[Item]):
+class RankSampler(Sampler[Item]):
     """Deals the items of epochs to ranks, in whole steps; all ranks are at the same turn of the same iteration.
 
     An iteration is one pass over the sampler: the items left over from the epoch before, then its epoch's whole steps.
@@ -182,8 +182,8 @@ class Dealer(Sampler[Item]):
             if any(replace(other, rank=here.rank) != position for other in of_ranks):
                 raise ValueError("states of several steps: give those of one checkpoint")
             if (position.ranks, position.topology.micro_batches) != (here.ranks, here.topology.micro_batches):
-                taken = numbers_taken_together([replace(position, rank=rank) for rank in range(position.ranks)])
-                position = replace(position, ranks=here.ranks, before=taken, turns=Taken())
+                taken = combine_taken_numbers([replace(position, rank=rank) for rank in range(position.ranks)])
+                position = replace(position, ranks=here.ranks, before=taken, turns=TakenNumbers())
         self._begin_at(position)
         self._is_at_end = not self._num_left(position)
         self._is_resumed, self._has_warned_of_epoch = bool(of_ranks), False
@@ -207,11 +207,11 @@ class Dealer(Sampler[Item]):
 
     def _next_epoch_position(self, position: Position) -> Position:
         left_over = self._num_items(position.epoch, position.topology) - self._epoch_end(position)
-        return replace(position, epoch=position.epoch + 1, before=Taken(-left_over), turns=Taken())
+        return replace(position, epoch=position.epoch + 1, before=TakenNumbers(-left_over), turns=TakenNumbers())
 
     def _epoch_start_position(self, epoch: int) -> Position:
         """Return the position at the beginning of an epoch's iteration."""
-        return replace(self._position, epoch=epoch, before=Taken(), turns=Taken())
+        return replace(self._position, epoch=epoch, before=TakenNumbers(), turns=TakenNumbers())
 
 
 def _is_read_without_state() -> bool:

@@ -29,7 +29,7 @@ from energon_pack.dataset.pack_parts import PackPartReader, members_of_pack
 from energon_pack.errors import PackError
 from energon_pack.run.seeded_random import Ints
 from energon_pack.samples.member import MemberInput
-from energon_pack.sources.prepared_folder import read_prepared
+from energon_pack.sources.prepared_folder import read_prepared_folder
 from energon_pack.steps.topology import ranks_here, topology_of
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.encoded import BadPack, TrainingPack
@@ -174,7 +174,7 @@ class PacksByNumber(PackDatasetBase, Dataset[TrainingPack]):
 
         if epochs < 1:
             raise PackError(f"epochs={epochs}: at least 1")
-        rows = import_numbered_rows()
+        rows = import_pack_number_rows()
         ranks = ranks_here()[1] if ranks is None else ranks
         num = epochs * len(self) // ranks * ranks
         packs = PackSampler(self, 0, ranks, micro_batches).of_all_ranks(num)
@@ -182,7 +182,7 @@ class PacksByNumber(PackDatasetBase, Dataset[TrainingPack]):
         return rows.NumberedRows.from_packs(packs, self.fingerprint, lens[tuple(np.array(packs).T)])
 
 
-def import_numbered_rows() -> Any:
+def import_pack_number_rows() -> Any:
     """Import the module with rows for trainers; PackError: `datasets` is not installed."""
     try:
         from energon_pack.trainers import dataset_rows
@@ -247,15 +247,15 @@ class PackedDataset(PacksByNumber):
     def config(self) -> SimpleNamespace:
         """The `seed` and `packing` settings with which the dataset was packed; samplers need them."""
         from energon_pack.plan.settings import PackingConfig
-        from energon_pack.run.untrusted_input import dataclass_from_plain
+        from energon_pack.run.untrusted_input import dataclass_from_dict
 
-        packing = dataclass_from_plain(PackingConfig, self.encoder.made["content"]["packing"])
+        packing = dataclass_from_dict(PackingConfig, self.encoder.made["content"]["packing"])
         return SimpleNamespace(seed=self._seed, packing=packing)
 
     def _in_split(self, split: str) -> Ints:
         """Return the numbers of a split's packs in the dataset; PackError: the split or a shard of it is missing."""
         folder, manifest = self._files.folder, self.encoder.made
-        prepared = read_prepared(folder.path, split, "split")
+        prepared = read_prepared_folder(folder.path, split, "split")
         if prepared is None:
             raise PackError(f"{folder} has no split.yaml: python -m energon_pack.verify says what is wrong")
         shard_names = (prepared.shards or frozenset()) - prepared.excluded_shards

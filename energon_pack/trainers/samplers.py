@@ -18,12 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_pack.plan.bins.planned_bins import Bins
-from energon_pack.plan.even_steps import order_for_steps
+from energon_pack.plan.even_steps import order_packs_for_even_steps
 from energon_pack.run.bounded_memory import LruCache
 from energon_pack.run.seeded_random import Ints, epoch_seed, random_keys
-from energon_pack.steps.position import PackOrder, Position, State, Taken
+from energon_pack.steps.position import PackOrder, Position, State, TakenNumbers
 from energon_pack.steps.topology import Topology, reading_order, topology_of
-from energon_pack.trainers.dealer import Dealer, ranks_to_deal_to
+from energon_pack.trainers.dealer import RankSampler, ranks_to_deal_to
 
 __all__ = ["LengthGroupedSampler", "PackSampler"]
 
@@ -36,9 +36,9 @@ class LengthGroups(NamedTuple):
     #: int64[num_batches], the batches in the order in which all ranks together take them, step by step
     order: Ints
 
-    def samples_at_order_index(self, place: int) -> Ints:
-        """Return the sample numbers of the batch that is at index `place` of `order`."""
-        batch, (starts, items) = self.order[place], self.batches
+    def samples_at_order_index(self, order_index: int) -> Ints:
+        """Return the sample numbers of the batch that is at index `order_index` of `order`."""
+        batch, (starts, items) = self.order[order_index], self.batches
         samples: Ints = items[starts[batch] : starts[batch + 1]]
         return samples
 
@@ -120,7 +120,7 @@ _COST_JITTER = 0.005
 _OVERLONG_CHOICES = {"alone": "each is a batch of its own", "drop": "they are in no batch"}
 
 
-class PackSampler(Dealer[tuple[int, int]]):
+class PackSampler(RankSampler[tuple[int, int]]):
     """Deals the packs of a `LazyPackedDataset` or a `PackedDataset` to ranks, every step even over the ranks.
 
     An item is (epoch, number). All ranks share one endless stream, which has each epoch's packs once. An iteration
@@ -189,7 +189,7 @@ class PackSampler(Dealer[tuple[int, int]]):
         position, num = super()._epoch_start_position(epoch), len(self._packs)
         number = self._position.epoch * num + self._position.before.first  # steps are whole ones from here on
         left_over = (epoch * num - number) % self._beginning.topology.unit_size
-        return replace(position, before=Taken(-left_over if epoch else 0))
+        return replace(position, before=TakenNumbers(-left_over if epoch else 0))
 
     def _item(self, epoch: int, index: int, topology: Topology) -> tuple[int, int]:
         return epoch, int(self._order(epoch, topology)[self._stream.pack_at(epoch * len(self._packs) + index)])
@@ -208,12 +208,12 @@ class PackSampler(Dealer[tuple[int, int]]):
             elif topology.data_parallel > 1:
                 costs, trained = self._packs.costs(epoch)
                 seed = epoch_seed(self._packs.config.seed, epoch)
-                order = order_for_steps(costs, trained, topology, seed, _COST_JITTER)
+                order = order_packs_for_even_steps(costs, trained, topology, seed, _COST_JITTER)
             self._orders.put(epoch, order)
         return order
 
 
-class LengthGroupedSampler(Dealer[list[int]]):
+class LengthGroupedSampler(RankSampler[list[int]]):
     """Batches samples of similar lengths, for training without packing: `batch_sampler` of a DataLoader.
 
     An item is a list of sample numbers. In an epoch every rank has the same number of batches, and each sample comes

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 
 from energon_pack.errors import amount
-from energon_pack.samples.media.prepared import prepared_media
+from energon_pack.samples.media.prepared import prepare_media_for_processor
 from energon_pack.samples.member import media_in_order
 from energon_pack.trainers.collator import EPOCH_COLUMN, LOSS_KEYS, PACK_COLUMN, Collator
 from energon_pack.training.batch import total_weight, weighted_loss
 from energon_pack.training.encoded import Encoded, Members
-from energon_pack.training.guarded_calls import unchecked
-from energon_pack.training.host_reads import HostReads
+from energon_pack.training.guarded_calls import run_without_guard_checks
+from energon_pack.training.host_reads import HostReadCounter
 from energon_pack.training.layout import weights_aligned_to_labels
 from energon_pack.training.masks import BOUNDARY_MARK, outline_of
 from energon_pack.training.model_wrappers import class_of, unwrapped
@@ -47,7 +47,7 @@ def run_samples_alone(trainer: Any, collator: Collator, rows: Sequence[Any]) -> 
     summed, trained, num = [], [], 0
     try:
         model.eval()
-        with unchecked(model), torch.no_grad():
+        with run_without_guard_checks(model), torch.no_grad():
             for row in rows:
                 each = [*_loss_sums(model, collator, row)]
                 summed.append(sum(one[0] for one in each))
@@ -84,7 +84,7 @@ def _samples_of(packs: Any, epoch: int, number: int, process: MediaProcessorCall
         if pack is None:  # left out of its pack, too
             continue
         seen = packs.encoder.members.stored_or_new_tokens(member).media
-        prepared = prepared_media(packs.encoder.rules, seen, media_in_order(member, seen))
+        prepared = prepare_media_for_processor(packs.encoder.rules, seen, media_in_order(member, seen))
         yield replace(pack.members[0], media=process([prepared]) if prepared.order else {})
 
 
@@ -112,7 +112,7 @@ def describe_host_reads(trainer: Any, collator: Collator, rows: Sequence[Any]) -
         plain = {name: value for name, value in inputs.items() if name not in names}
         counts = []
         for arguments in (plain, inputs) if names else (plain,):
-            with unchecked(model), HostReads(kept, model.device) as reads:
+            with run_without_guard_checks(model), HostReadCounter(kept, model.device) as reads:
                 class_of(model).forward(model, **arguments)
             counts.append(reads.num_reads)
         media_counts_of.append(counts)

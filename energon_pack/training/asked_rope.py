@@ -11,18 +11,18 @@ from torch import Tensor
 
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import IMAGE
-from energon_pack.templates.full_processor import full_processor, model_classes_of
+from energon_pack.templates.full_processor import load_full_processor, model_classes_of
 from energon_pack.training.model_wrappers import configs_in
 from energon_pack.training.rope import ROPE_KINDS, OwnRope, RopeRule, rope_positions
 
 _log = logging.getLogger(__name__)
 
 
-def model_class_rope_of(rules: InputRules) -> OwnRope:
+def make_rope_of_model_class(rules: InputRules) -> OwnRope:
     folder = Path(rules.folder)
-    make = class_with_rope_rows(folder)
+    make = find_class_with_rope_rows(folder)
     try:
-        return OwnRope(make, small_config(make, rules))
+        return OwnRope(make, make_small_config(make, rules))
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, OSError) as error:
         raise ValueError(
             f"{make.__name__} of the processor in {folder} takes M-RoPE rows of its own, and can't be asked for them"
@@ -35,9 +35,9 @@ def model_class_rope_of(rules: InputRules) -> OwnRope:
 _TOKEN_NAME_SYNONYMS = {"bos": "start", "eos": "end"}
 
 
-def small_config(make: Any, rules: InputRules) -> Any:
+def make_small_config(model_class: Any, rules: InputRules) -> Any:
     """Return a config with few and small layers: the model's own, or the class's default with the processor's sizes."""
-    from energon_pack.training.shrunk_config import shrink
+    from energon_pack.training.shrunk_config import shrink_config
 
     folder = Path(rules.folder)
     if (folder / "config.json").is_file():
@@ -45,11 +45,11 @@ def small_config(make: Any, rules: InputRules) -> Any:
 
         trusted = bool(rules.kwargs.get("trust_remote_code"))
         every = configs_in(AutoConfig.from_pretrained(folder, trust_remote_code=trusted))
-        own_config = next((part for part in every if isinstance(part, make.config_class)), None)
+        own_config = next((part for part in every if isinstance(part, model_class.config_class)), None)
         if own_config is None:
-            raise ValueError(f"{folder / 'config.json'} has no {make.config_class.__name__}")
-        return shrink(own_config)
-    config = shrink(make.config_class())
+            raise ValueError(f"{folder / 'config.json'} has no {model_class.config_class.__name__}")
+        return shrink_config(own_config)
+    config = shrink_config(model_class.config_class())
     for part in configs_in(config):
         _copy_patch_sizes(part, rules.settings.get(IMAGE.kind, {}))
     _set_special_ids(config, rules)
@@ -64,7 +64,7 @@ def _copy_patch_sizes(part: Any, image: Mapping[str, Any]) -> None:
 
 def _set_special_ids(config: Any, rules: InputRules) -> None:
     """Set the config's ids of special tokens: `vision_start_token_id` is the processor's `vision_bos_token`."""
-    named = {**rules.tokens, **vars(full_processor(rules))}
+    named = {**rules.tokens, **vars(load_full_processor(rules))}
     for name, token in named.items():
         token_id = rules.token_id(token) if name.endswith("_token") and isinstance(token, str) else None
         if token_id is None:
@@ -78,15 +78,15 @@ _MERGE_SIZE, _IMAGE_SIDE, _NUM_FRAMES = 2, 4, 3  # patches of a token's side, of
 _SECONDS_PER_GRID, _TOKENS_PER_SECOND = 1.5, 2
 
 
-def find_rope_kind(folder: Path) -> str | None:
+def find_rope_kind(processor_folder: Path) -> str | None:
     """Return the rule of a processor's models, of `ROPE_KINDS`, or `none`: plain positions; None: an unknown rule."""
-    make = class_with_rope_rows(folder)
+    make = find_class_with_rope_rows(processor_folder)
     return "none" if make is None else _matching_kind(make)
 
 
-def class_with_rope_rows(folder: Path) -> Any:
+def find_class_with_rope_rows(processor_folder: Path) -> Any:
     """Return the first of a processor's model classes that makes M-RoPE rows; None: none does."""
-    for make in model_classes_of(folder):
+    for make in model_classes_of(processor_folder):
         if any(hasattr(value, "get_rope_index") for value in vars(sys.modules[make.__module__]).values()):
             return make
     return None
@@ -94,10 +94,10 @@ def class_with_rope_rows(folder: Path) -> Any:
 
 def _matching_kind(make: Any) -> str | None:
     """Return the rule of `ROPE_KINDS` that makes the same rows as a class; None: no rule does."""
-    from energon_pack.training.shrunk_config import shrink
+    from energon_pack.training.shrunk_config import shrink_config
 
     try:
-        config = shrink(make.config_class())
+        config = shrink_config(make.config_class())
         for name, value in {"spatial_merge_size": _MERGE_SIZE, "tokens_per_second": _TOKENS_PER_SECOND}.items():
             if hasattr(config.vision_config, name):
                 setattr(config.vision_config, name, value)

@@ -77,23 +77,23 @@ class PackedBatch(BatchWithMediaLens):
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "PackedBatch":
         """Copy the batch to a device, except tensors that kernels read on the host."""
-        from energon_pack.training.kept_memory import moved_together
+        from energon_pack.training.kept_memory import move_buffers_once
 
         on_host = _HOST_KEYS.union(name for name in self if name.startswith(TOWER_PREFIX) and BOUNDARY_MARK in name)
         on_device = [value for name, value in self._tensors() if name not in on_host]
-        return self._with_tensors(moved_together(on_device, lambda one: one.to(device, non_blocking=non_blocking)))
+        return self._with_tensors(move_buffers_once(on_device, lambda one: one.to(device, non_blocking=non_blocking)))
 
     def pin_memory(self) -> "PackedBatch":
         """Copy the batch into pinned memory, so that `to(…, non_blocking=True)` copies it while the GPU computes."""
-        from energon_pack.training.kept_memory import moved_together
+        from energon_pack.training.kept_memory import move_buffers_once
 
-        return self._with_tensors(moved_together((value for _, value in self._tensors()), Tensor.pin_memory))
+        return self._with_tensors(move_buffers_once((value for _, value in self._tensors()), Tensor.pin_memory))
 
     def in_one_buffer(self) -> "PackedBatch":
         """Return the batch with its small tensors in one buffer, so that one copy moves them all to a device."""
-        from energon_pack.training.kept_memory import copied_together
+        from energon_pack.training.kept_memory import copy_into_one_buffer
 
-        return self._with_tensors(copied_together(value for _, value in self._tensors()))
+        return self._with_tensors(copy_into_one_buffer(value for _, value in self._tensors()))
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         for name, value in self.items():

@@ -27,12 +27,12 @@ def is_layout_input(name: str) -> bool:
     return name in LAYOUT_INPUTS or name.startswith((*_BOUNDARY_PREFIXES, "max_length_", "max_seqlen"))
 
 
-def find_members(inputs: Mapping[str, Any], members: MemberSizes | None = None) -> "FoundMembers":
+def find_member_boundaries(inputs: Mapping[str, Any], given_sizes: MemberSizes | None = None) -> "FoundMembers":
     """Find where each member of a batch begins and ends in its row, without padding.
 
     `cu_seq_lens…` are boundaries in the concatenated rows. `position_ids` restart with each member, in all rows of
     M-RoPE. `attention_mask` [B, S] with values above 1, and `seq_idx`, number the members; a mask of ones tells
-    nothing. Padding is masked, or repeats one token. `members`: sizes that the user gives, checked against the inputs.
+    nothing. Padding is masked, or repeats one token. `given_sizes`: the user's, checked against the inputs.
 
     Raises:
         MixingError: no input tells where members begin; two inputs contradict each other, and both are named; tokens
@@ -44,7 +44,7 @@ def find_members(inputs: Mapping[str, Any], members: MemberSizes | None = None) 
     tokens = tokens.detach().float().sum(-1) if tokens.dim() == 3 else tokens  # a number for each vector
     tokens, mask = tokens.cpu(), inputs.get("attention_mask")
     real = mask.cpu() != 0 if isinstance(mask, Tensor) and mask.shape == tokens.shape else torch.ones_like(tokens) > 0
-    begins_by = _starts_by_input(inputs, tokens, real, members)
+    begins_by = _starts_by_input(inputs, tokens, real, given_sizes)
     if not begins_by:
         names = ", ".join(sorted(name for name, value in inputs.items() if value is not None))
         raise MixingError(
@@ -72,15 +72,15 @@ class MemberPlaces:
         return values[self.row, self.places.to(values.device)]
 
 
-def member_places(inputs: Mapping[str, Any], members: MemberSizes | None = None) -> list[MemberPlaces]:
-    """Find where the members of a batch lie, as `find_members` does; in a tree, where the paths to its leaves do."""
+def find_member_places(inputs: Mapping[str, Any], given_sizes: MemberSizes | None = None) -> list[MemberPlaces]:
+    """Find where members of a batch lie, as `find_member_boundaries` does; in a tree, where paths to leaves do."""
     positions = inputs.get("position_ids")
-    if members is None and isinstance(positions, Tensor) and (positions.dim() == 2 or len(positions) == 4):
+    if given_sizes is None and isinstance(positions, Tensor) and (positions.dim() == 2 or len(positions) == 4):
         rows = text_positions(inputs, positions)
         if branch_starts(rows):
             ids = ids_or_embeddings(inputs)
             return [one for row, line in enumerate(rows.tolist()) for one in _paths(row, line, ids[row])]
-    ranges = [(one.row, torch.arange(one.start, one.end)) for one in find_members(inputs, members).spans]
+    ranges = [(one.row, torch.arange(one.start, one.end)) for one in find_member_boundaries(inputs, given_sizes).spans]
     return [MemberPlaces(row, places, places) for row, places in ranges]
 
 
@@ -103,7 +103,7 @@ def _paths(row: int, positions: Sequence[int], tokens: Tensor) -> list[MemberPla
 
 @dataclass(frozen=True)
 class FoundMembers:
-    """The members that `find_members` found in a batch, and the inputs that tell where they are."""
+    """The members that `find_member_boundaries` found in a batch, and the inputs that tell where they are."""
 
     #: names of these inputs, joined by "and"
     input_names: str

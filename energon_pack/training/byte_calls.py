@@ -20,7 +20,7 @@ from torch import Tensor
 
 from energon_pack.samples.media.kinds import IMAGE, VIDEO
 from energon_pack.samples.media.prepared import PreparedMedia
-from energon_pack.training.joining import Join, join
+from energon_pack.training.joining import JoinRule, join
 from energon_pack.training.processor_calls import MediaProcessorCaller
 
 #: numbers that are normalized at once: more would leave the cache, fewer pay for calls
@@ -153,7 +153,7 @@ class BytePixelProcessor:
         self._call, self._empty = call, empty
 
     def __call__(
-        self, members: Sequence[PreparedMedia], joins: Mapping[str, Join], needs_no_text: bool, each: bool
+        self, members: Sequence[PreparedMedia], joins: Mapping[str, JoinRule], needs_no_text: bool, each: bool
     ) -> dict[str, Tensor]:
         """Return the joined media inputs of some members, by name.
 
@@ -179,7 +179,7 @@ class BytePixelProcessor:
             parts.append(tensors)
         return join(parts, joins) | {name: self._placed(each, joins[name]) for name, each in pixels.items()}
 
-    def _placed(self, pixels: Sequence[_Pixels], rule: Join) -> Tensor:
+    def _placed(self, pixels: Sequence[_Pixels], rule: JoinRule) -> Tensor:
         """Write the pixels of several calls as numbers into one tensor, side by side and padded as the rule says."""
         if rule.indexed_input or rule.only_alike_reason:
             raise UnknownPixelStepError("pixels that are joined as indices")

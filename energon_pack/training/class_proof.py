@@ -9,10 +9,10 @@ import torch
 
 from energon_pack.training.encoded import IGNORE, Encoded, Member
 from energon_pack.training.finding import MaskTry
-from energon_pack.training.forward_inputs import MixingError, attention_of
+from energon_pack.training.forward_inputs import MixingError, attention_implementation_of
 from energon_pack.training.model_wrappers import class_of
 from energon_pack.training.probe_batches import ProbeSamples
-from energon_pack.training.proof import find_remedy, part_kinds_of, try_masks
+from energon_pack.training.proof import find_remedy_for_mixing, part_kinds_of, try_masks
 
 _log = logging.getLogger(__name__)
 
@@ -49,12 +49,12 @@ class ClassProof:
         return min(filter(None, limits), default=None)
 
 
-def prove_class(model: Any, encoder: EncoderForGuard | None, is_trusted: bool) -> ClassProof:
+def prove_class_separates_members(model: Any, encoder: EncoderForGuard | None, is_trusted: bool) -> ClassProof:
     """Test with a small model that a model's class keeps members of packs apart; without an encoder, with text only.
 
     Raises MixingError if the class does not; with `is_trusted`, it only logs that.
     """
-    attention, name = attention_of(model), class_of(model).__name__
+    attention, name = attention_implementation_of(model), class_of(model).__name__
     mask, longest = (encoder.mask, encoder.max_token_len) if encoder else ("auto", None)
     samples = encoder.probe_members() if encoder else _random_texts(model.config.get_text_config().vocab_size)
     device = model.device if model.device.type == "cuda" else torch.device("cpu")
@@ -98,7 +98,7 @@ def _refuse_unproven(
     kind = class_of(model)
     finding = f"{kind.__name__} {lacks}: {'; '.join(map(str, proofs))}"
     if not is_trusted:
-        out = find_remedy(kind, model.config, samples, attention, longest, proofs)
+        out = find_remedy_for_mixing(kind, model.config, samples, attention, longest, proofs)
         raise MixingError(f"{finding}. {out} (trust={kind.__name__!r} trains it all the same)")
     _log.warning("%s; trained all the same: trust=%s", finding, kind.__name__)
 

@@ -60,21 +60,21 @@ class ProbeLoss:
         """Return the same inputs for a run of one sample alone, from its labels [1, L]."""
         return self._label_inputs(labels, pad_tensor(labels[:, 1:], (0, 1), value=IGNORE))
 
-    def batch_loss(self, seen: RunValues) -> Tensor:
+    def batch_loss(self, run_values: RunValues) -> Tensor:
         """Return the batch's loss, 0-d, from what its run recorded."""
         if self._is_own:
-            return _model_loss(seen)
-        values = output_sketch(seen)
+            return _model_loss(run_values)
+        values = output_sketch(run_values)
         labels = self._batch["labels"].to(values.device)
         labels = torch.where(labels == IGNORE, IGNORE, labels % values.shape[-1])  # of a sketch
         return weighted_loss(values, {**self._batch, "labels": labels}, self._total)
 
-    def sample_loss(self, sample: Encoded, seen: RunValues) -> Tensor:
+    def sample_loss(self, sample: Encoded, run_values: RunValues) -> Tensor:
         """Return a sample's part of the batch's loss, 0-d, from a run of the sample alone."""
         weights = loss_weights(sample.tokens, self._kind)[1:]
         if self._is_own:
-            return _model_loss(seen) * (1.0 if self._is_divided else float(weights.sum() / self._total))
-        values = output_sketch(seen)[0, :-1]
+            return _model_loss(run_values) * (1.0 if self._is_divided else float(weights.sum() / self._total))
+        values = output_sketch(run_values)[0, :-1]
         targets = sample.tokens.ids[1:].to(values.device) % values.shape[-1]
         each = cross_entropy(values, targets, reduction="none")
         return (each * weights.to(values.device)).sum(dtype=torch.float64) / self._total
@@ -94,9 +94,9 @@ def _model_loss(seen: RunValues) -> Tensor:
     return seen.loss
 
 
-def output_sketch(seen: RunValues) -> Tensor:
+def output_sketch(run_values: RunValues) -> Tensor:
     """Return the sketch [B, S, values] of a run's outputs, in float32."""
-    return seen.sketches[0]
+    return run_values.sketches[0]
 
 
 #: tokens over which differences are averaged where rounding may send single ones to another expert
@@ -142,17 +142,17 @@ class _ForwardRun:
     gradients: Gradients = field(default_factory=Gradients)
 
 
-def compare(way: RunOptions, probe: Probe) -> BatchDifference:
+def compare(run_options: RunOptions, probe: Probe) -> BatchDifference:
     """Run a batch, then each of its compared samples alone; return how far outputs, loss and gradients differ."""
-    loss = ProbeLoss(probe, way.uses_model_loss, way.is_loss_divided)
-    routing = Routing() if way.repeats_routing else None
+    loss = ProbeLoss(probe, run_options.uses_model_loss, run_options.is_loss_divided)
+    routing = Routing() if run_options.repeats_routing else None
     leaves = [leaf for one in probe.placed for leaf in one.leaves.values()]
-    packed = _run(way, {**probe.inputs, **loss.batch_label_inputs()}, loss.batch_loss, leaves, routing)
+    packed = _run(run_options, {**probe.inputs, **loss.batch_label_inputs()}, loss.batch_loss, leaves, routing)
     eps = max((torch.finfo(dtype).eps for dtype in packed.dtypes), default=0.0)
     is_low = eps > 1e-6
-    alone = _run_all_alone(way, probe, loss, routing, packed.sketches[0].shape, is_low)
-    pairs = [(one, alone[_run_key(way, one)]) for one in probe.placed if one.is_compared]
-    tolerance, block = (way.tolerances[1], AVERAGED_TOKENS) if is_low else (way.tolerances[0], 1)
+    alone = _run_all_alone(run_options, probe, loss, routing, packed.sketches[0].shape, is_low)
+    pairs = [(one, alone[_run_key(run_options, one)]) for one in probe.placed if one.is_compared]
+    tolerance, block = (run_options.tolerances[1], AVERAGED_TOKENS) if is_low else (run_options.tolerances[0], 1)
     measured = [
         compare_outputs(
             [(sketch[one.row, one.places], run.sketches[number][0]) for one, run in pairs],
@@ -162,10 +162,10 @@ def compare(way: RunOptions, probe: Probe) -> BatchDifference:
         for number, sketch in enumerate(packed.sketches)
     ]
     difference, variation = worst_difference(measured, tolerance)
-    if not way.compares_gradients:
+    if not run_options.compares_gradients:
         return BatchDifference(difference, variation, tolerance=tolerance)
     expected = sum(run.loss for one, run in pairs if one.in_loss)
-    every = [(one, alone[_run_key(way, one)].gradients if one.in_loss else None) for one in probe.placed]
+    every = [(one, alone[_run_key(run_options, one)].gradients if one.in_loss else None) for one in probe.placed]
     gradients, of_strangers, size = compare_gradients(packed.gradients, every)
     by_loss = abs(packed.loss - expected) / max(abs(expected), 1e-30)
     return BatchDifference(difference, variation, by_loss, gradients, of_strangers, size, tolerance)

@@ -13,7 +13,7 @@ import torch
 _late: list[dict[str, Any]] = []
 
 
-def try_unnoticed(trials: Iterable[Callable[[], None]]) -> None:
+def run_trials_ignoring_errors(trials: Iterable[Callable[[], None]]) -> None:
     """Call these trials; an error is left to the worker that tries it again, which says whose pack it is."""
     with _one_thread(), _same_chance(), _later_fork_functions():
         for trial in trials:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from energon_pack.training.joining import Join
+    from energon_pack.training.joining import JoinRule
 
 #: label of a token that is not trained on
 IGNORE = -100
@@ -56,7 +56,7 @@ class Members(Sequence[Member]):
 
     @classmethod
     def of(cls, members: Sequence[Member]) -> "Members":
-        """Join members, unless they are columns already."""
+        """JoinRule members, unless they are columns already."""
         if isinstance(members, Members):
             return members
         ids, labels, types = (torch.cat([getattr(one, name) for one in members]) for name in ("ids", "labels", "types"))
@@ -140,7 +140,7 @@ class Encoded:
     num_images: int = 0
     num_videos: int = 0
     #: how its media are joined with other members' media; inputs that are not named are concatenated in dimension 0
-    joins: "Mapping[str, Join]" = field(default_factory=dict)
+    joins: "Mapping[str, JoinRule]" = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +157,7 @@ class EncodedMembers(Sequence[Encoded]):
 
     @classmethod
     def of(cls, members: Sequence[Encoded]) -> "EncodedMembers":
-        """Join members, unless they are columns already."""
+        """JoinRule members, unless they are columns already."""
         if isinstance(members, EncodedMembers):
             return members
         return cls(
@@ -223,7 +223,7 @@ USE_AUDIO_IN_VIDEO = "use_audio_in_video"
 _VIDEO_TYPE, _SOUND_TYPE = 2, 3
 
 
-def has_audio_in_video(types: Tensor) -> bool:
-    """Say whether a sample's videos have sound: in `types` [L] a sound's token is next to a video's token."""
-    pairs = torch.stack([types[:-1], types[1:]]).sort(dim=0).values
+def has_audio_in_video(token_types: Tensor) -> bool:
+    """Say whether a sample's videos have sound: in `token_types` [L] a sound's token is next to a video's token."""
+    pairs = torch.stack([token_types[:-1], token_types[1:]]).sort(dim=0).values
     return bool(((pairs[0] == _VIDEO_TYPE) & (pairs[1] == _SOUND_TYPE)).any())

@@ -124,15 +124,15 @@ def token_variation(values: Tensor) -> float:
     return float((values - values.mean(0)).square().mean().sqrt())
 
 
-def compare_outputs(pairs: Sequence[tuple[Tensor, Tensor]], eps: float, block: int) -> tuple[float, float]:
+def compare_outputs(pairs: Sequence[tuple[Tensor, Tensor]], eps: float, block_len: int) -> tuple[float, float]:
     """Return the largest difference between outputs in a batch and alone, and how much the outputs alone vary.
 
     Args:
         pairs: for each sample its outputs [L, values] in the batch, and alone.
         eps: the rounding of a type shorter than float32, or 0. Outputs that hardly vary are rounded by it, too.
-        block: tokens over which a difference is averaged.
+        block_len: tokens over which a difference is averaged.
     """
-    difference = max_or_nan(max_difference(*pair, block) for pair in pairs)
+    difference = max_or_nan(max_difference(*pair, block_len) for pair in pairs)
     variation = sum(token_variation(alone) for _, alone in pairs) / len(pairs)
     size = sum(float(alone.square().mean().sqrt()) for _, alone in pairs) / len(pairs)
     return difference, max(variation, _MIN_VARIATION_IN_EPS * eps * size)

@@ -8,23 +8,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from energon_pack.training.batch_members import MemberPlaces, MemberSizes, find_members, member_places
-from energon_pack.training.forward_inputs import MixingError, attention_of, check_inputs, mask_kind_of
+from energon_pack.training.batch_members import MemberPlaces, MemberSizes, find_member_boundaries, find_member_places
+from energon_pack.training.forward_inputs import MixingError, attention_implementation_of, check_inputs, mask_kind_of
 from energon_pack.training.guarded_calls import InputCheck
 from energon_pack.training.model_wrappers import class_of
-from energon_pack.training.trials import BatchHandling, Trials
+from energon_pack.training.trials import BatchHandling, ModelTrials
 
 _log = logging.getLogger(__name__)
 #: an additive mask hides a token by a value at or below this
 _MASKED_SCORE = -1e4
 
 
-def foreign_batch_handling(model: Any, trials_of: list[Trials]) -> BatchHandling:
-    """Return how batches of any collator are handled; `trials_of` holds the trials as soon as they are made."""
+def make_foreign_batch_handling(model: Any, trials_once_made: list[ModelTrials]) -> BatchHandling:
+    """Return how batches of any collator are handled; `trials_once_made` holds the trials as soon as they are made."""
 
     def remedy(inputs: Mapping[str, Any]) -> str:
-        attention = attention_of(model)
-        by = find_members(inputs, trials_of[0].sizes).input_names
+        attention = attention_implementation_of(model)
+        by = find_member_boundaries(inputs, trials_once_made[0].sizes).input_names
         told = f"Members are told by {by}, which the model, or its attention ({attention}), does not heed"
         return "; ".join([told, *dict.fromkeys(_reasons(inputs, attention))])
 
@@ -32,7 +32,7 @@ def foreign_batch_handling(model: Any, trials_of: list[Trials]) -> BatchHandling
 
 
 def try_given_batches(
-    trials: Trials,
+    trials: ModelTrials,
     model: Any,
     check: InputCheck,
     batches: Sequence[Mapping[str, Any]],
@@ -49,11 +49,11 @@ def try_given_batches(
         if arrays := sorted(name for name, value in batch.items() if isinstance(value, (np.ndarray, list))):
             raise ValueError(f"{trials.name}: {', '.join(arrays)}: no tensors; give all as the trainer passes it on")
         inputs = {k: v.to(model.device) if isinstance(v, Tensor) else v for k, v in batch.items()}
-        places = member_places(inputs, trials.sizes)
+        places = find_member_places(inputs, trials.sizes)
         are_packed |= len({one.row for one in places}) < len(places)
         check(model, inputs)
     if not are_packed:
-        by = find_members(inputs, trials.sizes).input_names
+        by = find_member_boundaries(inputs, trials.sizes).input_names
         raise MixingError(f"no row of these batches has two members, by {by}: nothing shows whether they mix")
     if members is not None:
         name = class_of(model).__name__

@@ -33,7 +33,7 @@ def missing_kernels() -> list[str]:
     return [name for module, name in _KERNEL_PACKAGES.items() if importlib.util.find_spec(module) is None]
 
 
-def refuse_missing_kernels() -> None:
+def refuse_missing_hybrid_kernels() -> None:
     """Raise MixingError if kernels of hybrid models are missing; without them, state leaks between members."""
     if missing := missing_kernels():
         raise MixingError(
@@ -55,7 +55,7 @@ def takes_rope_rows(model: Module) -> bool:
     return _has_rope_rows_by_model[model]
 
 
-def attention_of(model: Any) -> str | None:
+def attention_implementation_of(model: Any) -> str | None:
     """Return the attention implementation of a model's language part; its vision part may use another."""
     name: str | None = getattr(model.config.get_text_config(), "_attn_implementation", None)
     return name

@@ -14,7 +14,7 @@ from torch.nn import Module, ModuleList
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
 
-from energon_pack.training.forward_inputs import MixingError, attention_of
+from energon_pack.training.forward_inputs import MixingError, attention_implementation_of
 from energon_pack.training.model_wrappers import class_of
 
 _log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ _CALLS_BY_MODEL: weakref.WeakKeyDictionary[Module, _RunningCalls] = weakref.Weak
 
 
 @contextmanager
-def unchecked(model: Module) -> Iterator[None]:
+def run_without_guard_checks(model: Module) -> Iterator[None]:
     """Let a guarded model run unchecked in this thread while the block runs; any other model runs as ever."""
     calls = _CALLS_BY_MODEL.get(model) or _RunningCalls()
     calls.is_trial = True
@@ -89,10 +89,10 @@ def _end_call(calls: _RunningCalls) -> None:
         calls.running.pop()
 
 
-def hook_calls(model: Module, check_call: InputCheck) -> tuple[list[RemovableHandle], InputCheck]:
+def hook_check_before_calls(model: Module, check_call: InputCheck) -> tuple[list[RemovableHandle], InputCheck]:
     """Hook `check_call` before outermost calls of a model and its parts; return the handles, and a check of inputs."""
     calls, said, inner = _RunningCalls(), set[str](), weakref.WeakSet([*model.modules()][1:])
-    _CALLS_BY_MODEL[model], attention = calls, attention_of(model)
+    _CALLS_BY_MODEL[model], attention = calls, attention_implementation_of(model)
 
     def say_outside(part: Module, lacks: str) -> None:
         if (name := class_of(part).__name__) not in said:
@@ -117,7 +117,7 @@ def hook_calls(model: Module, check_call: InputCheck) -> tuple[list[RemovableHan
         calls.is_compiled = compiled
         if part is not model and part in inner:  # none of a copy, whose hooks are these
             say_outside(part, "the head and the loss of members are")
-        if (now := attention_of(model)) != attention:
+        if (now := attention_implementation_of(model)) != attention:
             raise MixingError(f"attention is {now} now, and was {attention} when the model was tried: guard it again")
         if any(norm.training for norm in norms):
             raise MixingError("batch norm takes its statistics from all members while it is trained: call its eval()")

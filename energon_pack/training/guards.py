@@ -18,21 +18,21 @@ from energon_pack.training.forward_inputs import (
     MEDIA_KEYS,
     PROVEN_MASKS,
     MixingError,
-    attention_of,
+    attention_implementation_of,
     branch_starts,
     check_inputs,
     mask_kind_of,
     takes_rope_rows,
     text_positions,
 )
-from energon_pack.training.guarded_calls import InputCheck, hook_calls
+from energon_pack.training.guarded_calls import InputCheck, hook_check_before_calls
 from energon_pack.training.model_wrappers import class_of, is_transformers_model, unwrapped
 
 if TYPE_CHECKING:
     from energon_pack.training.batch_members import MemberSizes
     from energon_pack.training.class_proof import ClassProof, EncoderForGuard
     from energon_pack.training.model_trial import ModelTrial
-    from energon_pack.training.trials import Trials
+    from energon_pack.training.trials import ModelTrials
 
 __all__ = ["Guard", "MixingError", "check_inputs", "guard"]
 
@@ -111,16 +111,16 @@ def guard(
 
 def _guard_packs(model: Any, encoder: "EncoderForGuard | None", is_trusted: bool, first_batch: bool) -> Guard:
     """Prove a model's class now, and try the model itself with members of its batches."""
-    from energon_pack.training.class_proof import prove_class
-    from energon_pack.training.proof import parts_put_in, replaced_forwards
+    from energon_pack.training.class_proof import prove_class_separates_members
+    from energon_pack.training.proof import find_added_part_classes, replaced_forwards
 
     name = class_of(model).__name__
-    if not first_batch and not is_trusted and (replaced := replaced_forwards(model) or parts_put_in(model)):
+    if not first_batch and not is_trusted and (replaced := replaced_forwards(model) or find_added_part_classes(model)):
         raise MixingError(
             f"the forward of {', '.join(replaced[:3])} was replaced in this model alone; no copy of it can be tried:"
             f" first_batch=True tries the model itself (trust={name!r} trains it all the same)"
         )
-    shown = prove_class(model, encoder, is_trusted)
+    shown = prove_class_separates_members(model, encoder, is_trusted)
     if not first_batch:
         _log.warning("%s itself is not tried, its class alone: first_batch=False", name)
     PROVEN_MASKS[model] = shown.proofs[-1].mask
@@ -134,24 +134,24 @@ def _guard_packs(model: Any, encoder: "EncoderForGuard | None", is_trusted: bool
     _remove_earlier_hooks(model)
     first = None
     if first_batch and not is_trusted:
-        from energon_pack.training.trials import Trials, pack_batch_handling
+        from energon_pack.training.trials import ModelTrials, pack_batch_handling
 
         joins = {name: rule for one in shown.samples for name, rule in one.joins.items()}
-        first = Trials(model, pack_batch_handling(joins))
+        first = ModelTrials(model, pack_batch_handling(joins))
     check = _forward_check(model, shown, media, tried, first)
-    handles, _ = hook_calls(model, check)
+    handles, _ = hook_check_before_calls(model, check)
     return _register_guard(model, handles, first.trials if first else None, shown.proofs, shown.tree_proof)
 
 
 def _guard_batches(model: Any, batches: Sequence[Mapping[str, Any]], members: "Sequence[MemberSizes] | None") -> Guard:
     """Try a model with these batches of any collator now, and with later ones as with packs."""
-    from energon_pack.training.foreign_batches import foreign_batch_handling, try_given_batches
-    from energon_pack.training.trials import Trials
+    from energon_pack.training.foreign_batches import make_foreign_batch_handling, try_given_batches
+    from energon_pack.training.trials import ModelTrials
 
     _remove_earlier_hooks(model)
-    made: list[Trials] = []
-    made.append(trials := Trials(model, foreign_batch_handling(model, made)))
-    handles, check = hook_calls(model, trials.try_if_due)
+    made: list[ModelTrials] = []
+    made.append(trials := ModelTrials(model, make_foreign_batch_handling(model, made)))
+    handles, check = hook_check_before_calls(model, trials.try_if_due)
     guarded, goes_on = _register_guard(model, handles, trials.trials), False
     try:
         goes_on = try_given_batches(trials, model, check, batches, members)
@@ -210,10 +210,10 @@ def _model_to_guard(model: Any) -> Any:
 
 
 def _forward_check(
-    model: Module, shown: "ClassProof", media: frozenset[str], tried: frozenset[str], first: "Trials | None"
+    model: Module, shown: "ClassProof", media: frozenset[str], tried: frozenset[str], first: "ModelTrials | None"
 ) -> InputCheck:
     """Return the check of each forward: its inputs keep members apart in the way that was proven."""
-    attention, rope_rows, longest = attention_of(model), takes_rope_rows(model), shown.max_row_len
+    attention, rope_rows, longest = attention_implementation_of(model), takes_rope_rows(model), shown.max_row_len
     masks = {shown.proofs[-1].mask}
     if shown.tree_proof is not None:
         from energon_pack.training.tree_inputs import tree_mask_kind
@@ -252,10 +252,10 @@ def _forward_check(
 
 def _longest_row_len(inputs: dict[str, Any], longest: int) -> int:
     """Return the length of the longest row in tokens, without its pad tail; exact only if above `longest`."""
-    from energon_pack.training.batch_members import member_places  # late: few models need it
+    from energon_pack.training.batch_members import find_member_places  # late: few models need it
 
     positions = inputs["position_ids"]
-    members = member_places(inputs) if positions.shape[-1] > longest else []
+    members = find_member_places(inputs) if positions.shape[-1] > longest else []
     return max(int(positions.max()) + 1, *(int(member.places[-1]) + 1 for member in members), 0)
 
 

@@ -18,7 +18,7 @@ _INDEX_OPERATORS = ("aten::index.", "aten::index_put")
 _SKIPPED_FILES = (__file__, str(Path(torch.__file__).parent))
 
 
-class HostReads(TorchFunctionMode):
+class HostReadCounter(TorchFunctionMode):
     """Counts how often the host reads tensors while the block runs.
 
     On a CPU it counts the reads for which a GPU would have to finish its work, if all tensors were there. Tensors that
@@ -69,7 +69,7 @@ class HostReads(TorchFunctionMode):
             self.count_read()
         return func(*args, **(kwargs or {}))
 
-    def __enter__(self) -> "HostReads":
+    def __enter__(self) -> "HostReadCounter":
         """Begin to count."""
         self._operators.__enter__()  # type: ignore[no-untyped-call]
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -82,7 +82,7 @@ class HostReads(TorchFunctionMode):
 
 
 class _OperatorReads(TorchDispatchMode):
-    def __init__(self, reads: HostReads):
+    def __init__(self, reads: HostReadCounter):
         super().__init__()  # type: ignore[no-untyped-call]
         self._reads = reads
 

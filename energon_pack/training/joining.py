@@ -25,7 +25,7 @@ _EDGE_FRAMES = 4
 
 
 @dataclass(frozen=True)
-class Join:
+class JoinRule:
     """The rule that joins members' tensors of one input into one tensor."""
 
     #: the dimension along which they are concatenated
@@ -61,27 +61,27 @@ class Join:
 
 
 #: concatenated in the first dimension, as most processors do
-_CONCATENATED = Join()
+_CONCATENATED = JoinRule()
 
 
-def join(parts: Iterable[Inputs], joins: Mapping[str, Join] | None = None) -> dict[str, Tensor]:
+def join(inputs_of_each: Iterable[Inputs], join_rules: Mapping[str, JoinRule] | None = None) -> dict[str, Tensor]:
     """Join members' inputs into one tensor for each name, by its rule or by concatenation; ValueError if none fits."""
-    parts = [part for part in parts if part]
+    inputs_of_each = [part for part in inputs_of_each if part]
     joined = {}
-    alike = {name for name, rule in (joins or {}).items() if rule.only_alike_reason}
-    if len({frozenset(part.keys() & alike) for part in parts} - {frozenset()}) > 1:
-        why = next(rule.only_alike_reason for rule in (joins or {}).values() if rule.only_alike_reason)
+    alike = {name for name, rule in (join_rules or {}).items() if rule.only_alike_reason}
+    if len({frozenset(part.keys() & alike) for part in inputs_of_each} - {frozenset()}) > 1:
+        why = next(rule.only_alike_reason for rule in (join_rules or {}).values() if rule.only_alike_reason)
         raise ValueError(f"{', '.join(sorted(alike))} of these members can't be joined: {why}")
-    for name in dict.fromkeys(name for part in parts for name in part):
+    for name in dict.fromkeys(name for part in inputs_of_each for name in part):
         try:
-            joined[name] = _joined_input(name, (joins or {}).get(name, _CONCATENATED), parts)
+            joined[name] = _joined_input(name, (join_rules or {}).get(name, _CONCATENATED), inputs_of_each)
         except (RuntimeError, ValueError, IndexError) as error:
-            shapes = " and ".join(dict.fromkeys(str([*part[name].shape]) for part in parts if name in part))
+            shapes = " and ".join(dict.fromkeys(str([*part[name].shape]) for part in inputs_of_each if name in part))
             raise ValueError(f"{name} of these members can't be joined, {shapes}: {error}") from None
     return joined
 
 
-def _joined_input(name: str, rule: Join, parts: Sequence[Inputs]) -> Tensor:
+def _joined_input(name: str, rule: JoinRule, parts: Sequence[Inputs]) -> Tensor:
     having = [part for part in parts if name in part]
     counted = [part[rule.indexed_input[0]] for part in having] if rule.indexed_input else []
     return rule([part[name] for part in having], counted)
@@ -92,7 +92,7 @@ class FoundJoins:
     """How a processor's media inputs of several members are joined, as a comparison of its calls showed."""
 
     #: rules by the name of the input
-    joins: Mapping[str, Join]
+    joins: Mapping[str, JoinRule]
     #: whether one call for all members gives the same as one call for each
     can_call_once: bool
     #: why media of several sizes, or clips of several lengths, can't be joined; empty: they can
@@ -143,23 +143,23 @@ def find_joins(
 
 def _equal_size_joins(
     call: Callable[[Sequence[_Media], bool], dict[str, Tensor]], twins: Sequence[_Media], why: str
-) -> dict[str, Join]:
+) -> dict[str, JoinRule]:
     """Return rules for members of one size, if the call for several adds only masks that hide nothing; else none."""
     try:
         together, parts = call(twins, False), [call([one], False) for one in twins]
     except Exception:  # any class of any processor may be behind it
         return {}
     added = [together[name] for name in together.keys() - parts[0].keys()]
-    rule = Join(only_alike_reason=why)
+    rule = JoinRule(only_alike_reason=why)
     shared = parts[0].keys() & together.keys()
-    is_same = all(_find_rule(name, parts, together[name]) == Join() for name in shared)
+    is_same = all(_find_rule(name, parts, together[name]) == JoinRule() for name in shared)
     hides_nothing = added and all(not mask.is_floating_point() and bool(mask.all()) for mask in added)
     return dict.fromkeys(together, rule) if hides_nothing and is_same else {}
 
 
 def _padding_joins(
     call: Callable[[Sequence[_Media], bool], dict[str, Tensor]], members: Sequence[_Media], of_each: Sequence[Inputs]
-) -> dict[str, Join] | None:
+) -> dict[str, JoinRule] | None:
     """Return rules that pad inputs, if values differ only where a mask or a length tells padding, or at its edge.
 
     None: an input has no such rule. The guard refuses a model that reads padding: it compares packs with samples alone.
@@ -169,7 +169,7 @@ def _padding_joins(
         with suppress(Exception):  # any class of any processor may be behind it
             together = together or call(members, as_rows)
     masks = {name for name, value in together.items() if not value.is_floating_point() and value.dim() == 2}
-    joins: dict[str, Join] = {}
+    joins: dict[str, JoinRule] = {}
     for name, value in sorted(together.items()):
         if not all(name in part for part in of_each):
             return None
@@ -182,10 +182,10 @@ def _padding_joins(
     return joins or None
 
 
-def _rule_by_mask(name: str, mask: str, of_each: Sequence[Inputs], together: Inputs) -> Join | None:
+def _rule_by_mask(name: str, mask: str, of_each: Sequence[Inputs], together: Inputs) -> JoinRule | None:
     """Return the rule that pads an input to the longest member, if values differ only where a mask hides them."""
     value, seen = together[name], _without_edge(together[mask] != 0)
-    rule = Join(0, pad_value=0.0)
+    rule = JoinRule(0, pad_value=0.0)
     try:
         joined = _joined_input(name, rule, of_each)
     except RuntimeError:
@@ -197,9 +197,9 @@ def _rule_by_mask(name: str, mask: str, of_each: Sequence[Inputs], together: Inp
     return rule if _are_equal(rows, of_call) else None
 
 
-def _rule_by_lengths(name: str, of_each: Sequence[Inputs], together: Inputs) -> Join | None:
+def _rule_by_lengths(name: str, of_each: Sequence[Inputs], together: Inputs) -> JoinRule | None:
     """Return the rule that pads an input to the longest member, if another input has the length of each row."""
-    value, rule = together[name], Join(0, pad_value=0.0)
+    value, rule = together[name], JoinRule(0, pad_value=0.0)
     lengths = [
         tensor
         for tensor in together.values()
@@ -242,7 +242,7 @@ def _outputs_alone(
     return taken, outputs
 
 
-def _join_error_text(parts: Sequence[Inputs], joins: Mapping[str, Join]) -> str:
+def _join_error_text(parts: Sequence[Inputs], joins: Mapping[str, JoinRule]) -> str:
     try:
         join(parts, joins)
     except ValueError as error:
@@ -250,7 +250,7 @@ def _join_error_text(parts: Sequence[Inputs], joins: Mapping[str, Join]) -> str:
     return ""
 
 
-def _find_rule(name: str, parts: Sequence[Inputs], together: Tensor) -> Join | None:
+def _find_rule(name: str, parts: Sequence[Inputs], together: Tensor) -> JoinRule | None:
     having = [part for part in parts if name in part]
     if not having or any(part[name].dim() != together.dim() or part[name].dtype != together.dtype for part in having):
         return None
@@ -264,13 +264,13 @@ def _find_rule(name: str, parts: Sequence[Inputs], together: Tensor) -> Join | N
     return None
 
 
-def _candidate_rules(name: str, having: Sequence[Inputs], num_dims: int) -> Iterator[Join]:
-    along = [Join(dim) for dim in range(num_dims)]
+def _candidate_rules(name: str, having: Sequence[Inputs], num_dims: int) -> Iterator[JoinRule]:
+    along = [JoinRule(dim) for dim in range(num_dims)]
     yield from along
     yield from (replace(rule, pad_value=fill) for fill in _PAD_VALUES for rule in along)
     if not having[0][name].is_floating_point():
         counted = [other for other in having[0] if other != name and all(other in part for part in having)]
-        yield from (Join(indexed_input=(other, dims)) for other in counted for dims in (1, 2))
+        yield from (JoinRule(indexed_input=(other, dims)) for other in counted for dims in (1, 2))
 
 
 def _are_equal(first: Tensor, second: Tensor) -> bool:

@@ -121,7 +121,7 @@ def _files_of_process(pid: int) -> list[_File]:
     return []
 
 
-def empty(shape: Sequence[int]) -> Tensor:
+def make_empty_in_kept_memory(shape: Sequence[int]) -> Tensor:
     """Return a float32 tensor without values, in kept memory if it is big and there is some."""
     num_bytes, files = 4 * prod(shape), _files_of_process(os.getpid())
     if num_bytes <= SMALL_BYTES or get_sharing_strategy() != "file_descriptor" or not _can_make_files():
@@ -140,11 +140,11 @@ def empty(shape: Sequence[int]) -> Tensor:
     return torch.empty(0).set_(file.storage(num_bytes), 0, tuple(shape))  # type: ignore[call-overload, no-any-return]
 
 
-def kept(value: Tensor) -> Tensor:
+def copy_into_kept_memory(tensor: Tensor) -> Tensor:
     """Return a worker's tensor in kept memory, copied if it is not there; others, and integers, unchanged."""
-    if get_worker_info() is None or value.dtype != torch.float32 or isinstance(value.untyped_storage(), _KeptStorage):
-        return value
-    return empty(value.shape).copy_(value)
+    if get_worker_info() is None or tensor.dtype != torch.float32 or isinstance(tensor.untyped_storage(), _KeptStorage):
+        return tensor
+    return make_empty_in_kept_memory(tensor.shape).copy_(tensor)
 
 
 @cache
@@ -212,19 +212,19 @@ def _unmap_of_dead() -> None:
 _ALIGNMENT_BYTES = 16
 
 
-def copied_together(tensors: Iterable[Tensor]) -> dict[int, Tensor]:
+def copy_into_one_buffer(tensors: Iterable[Tensor]) -> dict[int, Tensor]:
     """Copy small tensors into one buffer, a worker's others into kept memory; return all by `id` of the originals."""
     listed = {id(one): one for one in tensors}
     small = [one for one in listed.values() if one.nbytes <= SMALL_BYTES]
     *starts, num_bytes = accumulate((-(-one.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES for one in small), initial=0)
     buffer = torch.empty(num_bytes, dtype=torch.uint8)
-    in_buffer = {key: kept(one) for key, one in listed.items() if one.nbytes > SMALL_BYTES}
+    in_buffer = {key: copy_into_kept_memory(one) for key, one in listed.items() if one.nbytes > SMALL_BYTES}
     for start, one in zip(starts, small, strict=True):
         in_buffer[id(one)] = buffer[start : start + one.nbytes].view(one.dtype).view(one.shape).copy_(one)
     return in_buffer
 
 
-def moved_together(tensors: Iterable[Tensor], move: Callable[[Tensor], Tensor]) -> dict[int, Tensor]:
+def move_buffers_once(tensors: Iterable[Tensor], move: Callable[[Tensor], Tensor]) -> dict[int, Tensor]:
     """Move tensors by a function, those that share a buffer in one call; return them by the `id` of their originals."""
     buffers: defaultdict[int, dict[int, Tensor]] = defaultdict(dict)
     for one in tensors:

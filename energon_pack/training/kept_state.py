@@ -37,7 +37,7 @@ _Restore = Callable[[], str]
 
 
 @contextmanager
-def state_put_back(model: Module, is_sharded: bool) -> Iterator[Callable[[], list[str]]]:
+def restore_state_after_block(model: Module, is_sharded: bool) -> Iterator[Callable[[], list[str]]]:
     """Put back what a model holds when the block ends; yield a function that does so before.
 
     MixingError: a run wrote into a tensor too large to copy.

@@ -54,18 +54,18 @@ def free_bytes(device: torch.device) -> int | None:
     return min(free)
 
 
-def free_bytes_in_cgroups(groups: Path, root: Path) -> Iterator[int]:
+def free_bytes_in_cgroups(group_list_file: Path, mount_folder: Path) -> Iterator[int]:
     """Yield what each control group around this process leaves free, as Docker, Kubernetes and Slurm limit memory.
 
     Args:
-        groups: the kernel's list of the process's groups.
-        root: the folder in which groups are mounted.
+        group_list_file: the kernel's list of the process's groups.
+        mount_folder: the folder in which groups are mounted.
     """
-    for line in groups.read_text().splitlines():
+    for line in group_list_file.read_text().splitlines():
         _, controller, name = line.split(":", 2)
         if controller not in _GROUP_FILES:
             continue
-        group, (limit, used) = root / controller / name.strip("/"), _GROUP_FILES[controller]
+        group, (limit, used) = mount_folder / controller / name.strip("/"), _GROUP_FILES[controller]
         for folder in (group, *group.parents):  # the group above holds for it, too; a container sees only its own
             most = (folder / limit).read_text().strip() if (folder / limit).is_file() else "max"
             if most != "max":

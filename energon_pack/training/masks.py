@@ -113,13 +113,13 @@ def outline_of(model: Any) -> ModelOutline:
     )
 
 
-def has_bidirectional_prefix(make: Any, config: Any) -> bool:
+def has_bidirectional_prefix(model_class: Any, config: Any) -> bool:
     """Say whether a class attends in both directions before the answer, as PaliGemma does; it needs mask `prefix4d`."""
     is_both_ways = getattr(config.get_text_config(), "use_bidirectional_attention", None) is True
-    return is_both_ways and "token_type_ids" in inspect.signature(make.forward).parameters
+    return is_both_ways and "token_type_ids" in inspect.signature(model_class.forward).parameters
 
 
-def from_first_trained_token(doc_ids: Tensor, labels: Tensor) -> Tensor:
+def mask_from_first_trained_token(doc_ids: Tensor, labels: Tensor) -> Tensor:
     """Return bool [B, S]: true from each member's first trained token on; labels are not shifted."""
     trained = (labels != IGNORE).long()
     first = torch.arange(doc_ids.shape[1], device=doc_ids.device) - _places_in_member(doc_ids)
@@ -129,7 +129,7 @@ def from_first_trained_token(doc_ids: Tensor, labels: Tensor) -> Tensor:
 
 def prefix_attention_mask(doc_ids: Tensor, labels: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the additive mask [B, 1, S, S] of models that attend both ways before the answer; labels not shifted."""
-    prefix = ~from_first_trained_token(doc_ids, labels)
+    prefix = ~mask_from_first_trained_token(doc_ids, labels)
     here = torch.arange(doc_ids.shape[1], device=doc_ids.device)
     seen = (here[:, None] >= here) | (prefix[:, :, None] & prefix[:, None, :])
     return _additive(seen & (doc_ids[:, :, None] == doc_ids[:, None, :]), dtype)

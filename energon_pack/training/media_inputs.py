@@ -20,7 +20,7 @@ from energon_pack.samples.member import MediumInput
 from energon_pack.templates.full_processor import quiet_transformers
 from energon_pack.training.byte_calls import BytePixelProcessor
 from energon_pack.training.encoded import EncodedMembers
-from energon_pack.training.joining import Join, JoinError, find_joins, join
+from energon_pack.training.joining import JoinError, JoinRule, find_joins, join
 from energon_pack.training.processor_calls import MediaProcessorCaller, TokenFunction, trial_media, trial_members
 
 _log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ _REMEDIES = {
 class _TriedMedia:
     """How a processor handles one kind of media, as a trial showed."""
 
-    joins: Mapping[str, Join] = field(default_factory=dict)
+    joins: Mapping[str, JoinRule] = field(default_factory=dict)
     #: whether one call for all members gives the same as one call for each
     can_call_once: bool = False
     #: whether the image processor alone makes the same, without any text
@@ -153,14 +153,14 @@ class MediaProcessor:
         """Return for each token 0 (text) or the number of its kind of media; None: only `InputRules.types` tells it."""
         return self._call.token_types(ids)
 
-    def joins(self, names: Collection[str]) -> dict[str, Join]:
+    def joins(self, names: Collection[str]) -> dict[str, JoinRule]:
         """Return the rules that join media inputs, at least those of `names`."""
         if not self._known_joins.keys() >= set(names):
             self.require_usable_kind()
         return self._known_joins
 
     @property
-    def _known_joins(self) -> dict[str, Join]:
+    def _known_joins(self) -> dict[str, JoinRule]:
         return {name: rule for one in self._tried.values() for name, rule in one.joins.items()}
 
     def _tried_media(self, kind: str) -> _TriedMedia:
@@ -198,7 +198,7 @@ class MediaProcessor:
         return replace(tried, warning=tried.refusal or why)
 
     def _ratios_by_input(
-        self, kind: str, members: Sequence[PreparedMedia], joins: Mapping[str, Join]
+        self, kind: str, members: Sequence[PreparedMedia], joins: Mapping[str, JoinRule]
     ) -> list[dict[str, float]]:
         """Return `tokens_of_row` and `lens_of_medium`: ratios that are the same for members of several sizes."""
         ratios: tuple[dict[str, set[float]], ...] = ({}, {})
@@ -274,7 +274,7 @@ class MediaProcessor:
         return _are_same(apart, together)
 
     def _called(
-        self, members: Sequence[PreparedMedia], joins: Mapping[str, Join], tried: Sequence[_TriedMedia]
+        self, members: Sequence[PreparedMedia], joins: Mapping[str, JoinRule], tried: Sequence[_TriedMedia]
     ) -> dict[str, Tensor]:
         """Return what a call for all media of some members makes, by name."""
         needs_no_text = all(one.needs_no_text for one in tried)
@@ -307,23 +307,23 @@ def _empty(shape: Sequence[int]) -> Tensor:
     """Return a float32 tensor without values; in a worker of a DataLoader, in memory that its batches use again."""
     if get_worker_info() is None:
         return torch.empty(*shape)
-    from energon_pack.training.kept_memory import empty
+    from energon_pack.training.kept_memory import make_empty_in_kept_memory
 
-    return empty(shape)
+    return make_empty_in_kept_memory(shape)
 
 
 def _are_same(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-def media_lens_of_packs(media: Iterable[str], packs: Sequence[EncodedMembers]) -> dict[str, list[int]]:
+def media_lens_of_packs(input_names: Iterable[str], packs: Sequence[EncodedMembers]) -> dict[str, list[int]]:
     """Return how much of each media input of a batch is each member's, by that of its packs; trees tell nothing."""
     if any(pack.tokens.is_tree for pack in packs):
         return {}
     nothing = [[0] * len(pack) if not pack.media_lens else [] for pack in packs]
     each = {
         name: [n for pack, none in zip(packs, nothing, strict=True) for n in pack.media_lens.get(name, none)]
-        for name in media
+        for name in input_names
     }
     num = sum(map(len, packs))
     return {name: lens for name, lens in each.items() if len(lens) == num}

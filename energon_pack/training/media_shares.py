@@ -15,7 +15,7 @@ from energon_pack.training.model_wrappers import configs_in
 from energon_pack.training.trial_inputs import SOUND_INPUTS
 
 if TYPE_CHECKING:
-    from energon_pack.training.joining import Join
+    from energon_pack.training.joining import JoinRule
 
 #: kinds of tokens, as `mm_token_type_ids` counts them
 _IMAGE, _VIDEO, _SOUND = 1, 2, 3
@@ -56,12 +56,12 @@ class MediaShares:
     #: inputs of which nothing tells whose they are
     open_names: frozenset[str] = frozenset()
 
-    def cut(self, name: str, member: int, value: Tensor) -> Tensor:
+    def cut(self, name: str, member: int, media_input: Tensor) -> Tensor:
         """Return a member's part of an input."""
         dim, ends = self.ends[name]
-        return value.narrow(dim, ends[member], ends[member + 1] - ends[member])
+        return media_input.narrow(dim, ends[member], ends[member + 1] - ends[member])
 
-    def of_member(self, member: int, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
+    def inputs_of_member(self, member: int, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return a member's own media inputs, by name; without those of which it has none."""
         made = {name: self.cut(name, member, inputs[name]) for name in self.ends}
         return {name: part for name, part in made.items() if part.numel()}
@@ -72,7 +72,7 @@ def media_shares(
     members: Sequence[MemberPlaces],
     types: Tensor | None,
     sizes: MemberSizes | None,
-    joins: "Mapping[str, Join]",
+    joins: "Mapping[str, JoinRule]",
     left_out: Collection[str] = (),
 ) -> MediaShares:
     """Split each media input into its members' parts.
@@ -86,7 +86,7 @@ def media_shares(
     media = {name: value for name, value in media_inputs_in(inputs).items() if name not in left_out}
     given = [member for row in sizes or () for member in row if isinstance(member, Mapping)]
     told: Mapping[str, Sequence[int]] = {name: [one.get(name, 0) for one in given] for name in media if given}
-    told = told or known_media_lens(inputs.get("cu_seq_lens_q"))
+    told = told or find_media_lens_of_batch(inputs.get("cu_seq_lens_q"))
     own = [member.select(types) for member in members] if types is not None else []
     ends: dict[str, tuple[int, Sequence[int]]] = {}
     for name, value in media.items():
@@ -102,7 +102,7 @@ def media_shares(
     return MediaShares(ends, frozenset(media.keys() - ends.keys()))
 
 
-def known_media_lens(boundaries: Tensor | None) -> Mapping[str, Sequence[int]]:
+def find_media_lens_of_batch(boundaries: Tensor | None) -> Mapping[str, Sequence[int]]:
     """Return how much of each media input is each member's, of the batch with these boundaries; empty: not known."""
     return (TOLD_MEDIA_LENS.get(tuple(boundaries.tolist())) or {}) if boundaries is not None else {}
 

@@ -24,7 +24,7 @@ from energon_pack.training.layout import (
     RowForm,
     boundaries_of,
     member_numbers,
-    shifted_by_one,
+    take_values_of_next_token,
     weights_aligned_to_labels,
 )
 
@@ -48,7 +48,7 @@ def thd(members: Sequence[Member], form: RowForm) -> Batch:
 
     batch: Batch = {
         "input_ids": with_gaps(pack.ids, form.pad_id),
-        "labels": with_gaps(shifted_by_one(pack.labels, pack.lens, IGNORE), IGNORE),
+        "labels": with_gaps(take_values_of_next_token(pack.labels, pack.lens, IGNORE), IGNORE),
         "loss_mask": with_gaps(weights_aligned_to_labels(pack, form.weights), 0.0),
         "position_ids": positions.unsqueeze(0),
         "padding_mask": ~real.unsqueeze(0),
@@ -102,7 +102,7 @@ def one_row_per_member(members: Sequence[Member], form: RowForm) -> Batch:
     real = counts < pack.lens.unsqueeze(1)
     return {
         "input_ids": _spread(pack.ids, real, 0),
-        "labels": _spread(shifted_by_one(pack.labels, pack.lens, IGNORE), real, IGNORE),
+        "labels": _spread(take_values_of_next_token(pack.labels, pack.lens, IGNORE), real, IGNORE),
         "loss_mask": _spread(weights_aligned_to_labels(pack, form.weights), real, 0.0),
         "position_ids": counts,
         "attention_mask": None,
@@ -133,30 +133,32 @@ def _spread(values: Tensor, real: Tensor, fill: float) -> Tensor:
     return values.new_full(real.shape, fill).masked_scatter_(real, values)
 
 
-def named_for_megatron(layout: str, named: dict[str, Any], media: dict[str, Tensor], types: Tensor | None) -> Batch:
-    """Return `named` with the media inputs under the names that Megatron's stacks use.
+def add_media_for_megatron(
+    layout: str, batch_media: dict[str, Any], media: dict[str, Tensor], types: Tensor | None
+) -> Batch:
+    """Return `batch_media` with the media inputs under the names that Megatron's stacks use.
 
     Args:
-        named: media inputs of a batch, by the processor's names, and what else belongs to them.
+        batch_media: media inputs of a batch, by the processor's names, and what else belongs to them.
         types: `mm_token_type_ids` of a batch of `thd`; None: it has no media.
     """
     if layout == "thd":
         every = dict.fromkeys(sorted(MEDIA_KEYS)) | media
-        named["visual_inputs"] = VisualInputs(**every, mm_token_type_ids=types)
+        batch_media["visual_inputs"] = VisualInputs(**every, mm_token_type_ids=types)
         if "pixel_values" in media and media["pixel_values"].dim() == 4:  # InternVL's tiles
-            named["image_flags"] = torch.ones(len(media["pixel_values"]), dtype=torch.int64)
-        return named
-    pixels = named.pop("pixel_values", torch.zeros(1, 1))
+            batch_media["image_flags"] = torch.ones(len(media["pixel_values"]), dtype=torch.int64)
+        return batch_media
+    pixels = batch_media.pop("pixel_values", torch.zeros(1, 1))
     # Megatron broadcasts no empty tensors: [[0]] says that there are no tiles.
     tiles = torch.ones(len(pixels), dtype=torch.int32) if media else torch.zeros(1, 1, dtype=torch.int32)
-    return named | {"imgs": pixels, "num_tiles": tiles}
+    return batch_media | {"imgs": pixels, "num_tiles": tiles}
 
 
-def pad_multiple(multiple: int | None, planned: int) -> int:
-    """Return the multiple to which members are padded: `multiple`, or else `planned`, the packing's own."""
-    if multiple is not None and (multiple < 1 or planned % multiple):
+def choose_pad_multiple(requested_multiple: int | None, planned_multiple: int) -> int:
+    """Return the multiple to which members are padded: the requested one, or else the packing's planned one."""
+    if requested_multiple is not None and (requested_multiple < 1 or planned_multiple % requested_multiple):
         raise ValueError(
-            f"pad_to_multiple_of={multiple} does not divide {planned}, with which it was packed:"
-            f" packing.pad_to_multiple_of={math.lcm(max(multiple, 1), planned)} serves both"
+            f"pad_to_multiple_of={requested_multiple} does not divide {planned_multiple}, with which it was packed:"
+            f" packing.pad_to_multiple_of={math.lcm(max(requested_multiple, 1), planned_multiple)} serves both"
         )
-    return multiple or planned
+    return requested_multiple or planned_multiple

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from energon_pack.samples.input_rules import BLANK_IMAGE, MODEL_PROBE, InputRules
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, VIDEO
-from energon_pack.samples.media.prepared import PreparedMedia, apply_medium_steps, prepared_media
+from energon_pack.samples.media.prepared import PreparedMedia, apply_medium_steps, prepare_media_for_processor
 from energon_pack.samples.member import (
     NOTHING_SHARED,
     JoinedTokens,
@@ -203,10 +203,10 @@ class MemberEncoder:
         kinds = [medium.kind for medium in tokens.media]
         num_shared = bisect_left([*accumulate(len(medium.part_kinds) for medium in tokens.media)], first + 1)
         is_whole = first > 0 and (isinstance(self._rope, OwnRope) or not self.media_processor.can_split_calls(kinds))
-        added = prepared_media(self._rules, tokens.media[num_shared:], files[first:])
+        added = prepare_media_for_processor(self._rules, tokens.media[num_shared:], files[first:])
         if not first:
             return _Draft(member, tokens, added)
-        whole = prepared_media(self._rules, tokens.media, files) if is_whole else None
+        whole = prepare_media_for_processor(self._rules, tokens.media, files) if is_whole else None
         seen = kinds[:num_shared]
         return _Draft(member, tokens, added, whole, (seen.count(IMAGE.kind), seen.count(VIDEO.kind)))
 
@@ -233,7 +233,7 @@ class MemberEncoder:
     def _members_from_columns(self, text: JoinedTokens, media: Sequence[dict[str, Tensor]] = ()) -> Members:
         """Turn tokens into tensors, with positions; `media`: for each member, the media inputs that these need."""
         ids, lens, trained, weights = text.ids, text.lens, text.trained_indices, text.token_weights
-        labels, types = np.full(len(ids), IGNORE), self._rules.types_of(ids)
+        labels, types = np.full(len(ids), IGNORE), self._rules.media_types_of_tokens(ids)
         labels[trained] = ids[trained]
         rows: dict[str, Tensor] = {}
         if self._rules.is_asked:

@@ -14,11 +14,11 @@ from torch.nn import Module
 from energon_pack.training.batch_members import MemberPlaces
 from energon_pack.training.comparison import RunOptions, compare
 from energon_pack.training.finding import BatchDifference, max_difference, max_or_nan, token_variation
-from energon_pack.training.kept_state import state_put_back
+from energon_pack.training.kept_state import restore_state_after_block
 from energon_pack.training.media_shares import media_inputs_in
 from energon_pack.training.model_trial import PendingForward, RunInputs
 from energon_pack.training.recording import Routing, has_experts, perturbed_embeddings, run_and_record, use_routing
-from energon_pack.training.restored_model import full_precision, is_sharded, without_dropout
+from energon_pack.training.restored_model import is_sharded, without_dropout, without_tf32
 from energon_pack.training.trial_inputs import Probe, flag_inputs, without_loss
 
 #: where gradients of weights exist already, those of so small a part of them are compared
@@ -36,14 +36,14 @@ class AloneComparison:
     runs: tuple[RunInputs, RunInputs]
 
 
-def compare_with_alone(pending: PendingForward, probe: Probe, options: RunOptions) -> AloneComparison:
+def compare_with_members_alone(pending: PendingForward, probe: Probe, options: RunOptions) -> AloneComparison:
     """Compare the outputs, loss and gradients of members with their runs alone, without dropout."""
     part, switches = pending.part, flag_inputs(pending.inputs)
     plain, compared = probe.inputs_alone, [one for one in probe.placed if one.is_compared]
     probe = replace(probe, inputs_alone=lambda sample: switches | plain(sample))
     shortest = min(compared, key=lambda one: len(one.places))
     last = max(compared, key=lambda one: int(one.places[-1]))  # sees all others, if anyone does
-    with without_dropout(part), full_precision(), state_put_back(part, is_sharded(part)) as put_back:
+    with without_dropout(part), without_tf32(), restore_state_after_block(part, is_sharded(part)) as put_back:
 
         def before_run(seed: int) -> None:
             put_back()  # spectral norms and scales of 8 bits go on with each forward
@@ -63,7 +63,7 @@ def compare_with_alone(pending: PendingForward, probe: Probe, options: RunOption
     return AloneComparison(finding, is_random, runs)
 
 
-def compared_weights(part: Module, random: Random) -> list[Tensor]:
+def choose_weights_to_compare(part: Module, random: Random) -> list[Tensor]:
     """Return the weights whose gradients are compared: all; some, if they have gradients; none, if they are sharded."""
     every: list[Tensor] = [one for one in part.parameters() if one.requires_grad]
     if is_sharded(part):
@@ -121,7 +121,7 @@ def restored_inputs(inputs: Mapping[str, Any]) -> Iterator[None]:
                     inputs[name].copy_(copy)
 
 
-def removes_ids(pending: PendingForward) -> bool:
+def removes_input_ids(pending: PendingForward) -> bool:
     """Say whether a hook removes `input_ids`, which a model needs to find images: ms-swift's embeds them."""
     kept: list[bool] = []
     if not pending.on_any_rank(len(pending.part._forward_pre_hooks) > 1):  # the guard's own

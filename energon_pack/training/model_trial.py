@@ -91,7 +91,7 @@ class OutputChange:
         return self.own_change > 1e-6
 
     @property
-    def moves_others(self) -> bool:
+    def moves_other_members(self) -> bool:
         """Whether the outputs of other members moved, too."""
         return self.is_conclusive and not self.others_change <= self.tolerance * self.own_change
 
@@ -133,12 +133,12 @@ class ModelTrial:
     def mixes(self) -> bool:
         """Whether a member's outputs, loss or gradients depend on other members, or on being packed."""
         is_other = self.finding is not None and self.finding.is_conclusive and self.finding.mixes
-        return self.is_random or is_other or self.moved_others
+        return self.is_random or is_other or self.moved_other_members
 
     @property
-    def moved_others(self) -> bool:
+    def moved_other_members(self) -> bool:
         """Whether other words and media of some members moved the outputs of others."""
-        return self.change is not None and self.change.moves_others
+        return self.change is not None and self.change.moves_other_members
 
     @property
     def outputs_agree(self) -> bool:
@@ -155,7 +155,7 @@ class ModelTrial:
         return "; ".join(str(one) for one in (self.change, self.finding) if one is not None)
 
 
-def run_change(
+def run_with_and_without_edits(
     pending: PendingForward, edits: ReplacedInputs | None
 ) -> Generator[RequestedRun, None, OutputChange | None]:
     """Run a batch unchanged, then with the others in `edits`; yield each run, return how far outputs moved.
@@ -171,7 +171,9 @@ def run_change(
     except ValueError:
         if not pending.is_compiled:
             raise
-        return (yield from run_change(replace(pending, is_compiled=False), edits))  # a fused loss makes no logits
+        return (
+            yield from run_with_and_without_edits(replace(pending, is_compiled=False), edits)
+        )  # a fused loss makes no logits
     tolerance, block = SUM_TOLERANCE, 1
     if routing is not None and not routing.has_choices:
         is_short = any(one.dtype != torch.float32 for one in pending.part.parameters())
@@ -234,12 +236,12 @@ def refusal_message(name: str, batch: str, trial: ModelTrial, place: str | None)
             " alone; NEFTune's noise goes by the length of the row: leave it out (neftune_noise_alpha=None). "
         )
     shows = f"It first shows in {place}. " if place else ""
-    finding, is_quiet = trial.finding, trial.mixes and not trial.moved_others and trial.outputs_agree
+    finding, is_quiet = trial.finding, trial.mixes and not trial.moved_other_members and trial.outputs_agree
     beside = "" if not is_quiet or finding is None else _GRAD_HINT if finding.loss_agrees else _LOSS_HINT
     return f"{name} mixes the members of {batch}{'' if trial.mixes else ' on another rank'}: {trial}. {shows}{beside}"
 
 
-def mixing_part(part: Module, call: Callable[..., Any], runs: Sequence[RunInputs], tolerance: float) -> str | None:
+def find_mixing_part(part: Module, call: Callable[..., Any], runs: Sequence[RunInputs], tolerance: float) -> str | None:
     """Return name and class of the first part with equal inputs but different outputs for the same members in two runs.
 
     None: no such part is found; compiled code, a backward, and outputs without values for each token are not seen.

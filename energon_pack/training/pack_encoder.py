@@ -22,14 +22,14 @@ from energon_pack.samples.member import LengthChangedError, MemberInput
 from energon_pack.samples.pack_reader import PackMembers
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.encoded import BadPack, EncodedMembers, Members, TrainingPack
-from energon_pack.training.forward_inputs import refuse_missing_kernels, refuse_several_rows
+from energon_pack.training.forward_inputs import refuse_missing_hybrid_kernels, refuse_several_rows
 from energon_pack.training.joining import JoinError
-from energon_pack.training.layout import IGNORE, Batch, RowForm, neat, seq_idx
+from energon_pack.training.layout import IGNORE, Batch, RowForm, lay_out_neat_rows, seq_idx
 from energon_pack.training.media_inputs import media_lens_of_packs
 from energon_pack.training.member_encoder import Encoded, MemberEncoder, UnreadableMember
 from energon_pack.training.rope import RopeRowsError
 from energon_pack.training.rope_rule import rope_rule_of
-from energon_pack.training.worker_start import keep_worker_memory
+from energon_pack.training.worker_start import keep_freed_memory_in_worker
 
 if TYPE_CHECKING:
     from energon_pack.training.preference import PairBatchKeys
@@ -149,9 +149,9 @@ class PackEncoder:
         is_neat, multiple, with_rows = self.layout == "neat", 1, rope_rows or self.layout == "neat"
         rope = rope_rule_of(made["content"]["model"].get("rope"), rules, tokens_per_second, with_rows)
         if not is_neat:
-            from energon_pack.training.megatron_layouts import pad_multiple
+            from energon_pack.training.megatron_layouts import choose_pad_multiple
 
-            multiple = pad_multiple(pad_to_multiple_of, made["pad_to_multiple_of"])
+            multiple = choose_pad_multiple(pad_to_multiple_of, made["pad_to_multiple_of"])
         self._widths: Sequence[int] = ()
         if pad_to != "longest":
             from energon_pack.training.fixed_shapes import allowed_widths
@@ -166,13 +166,13 @@ class PackEncoder:
             rope=rope is not None and with_rows,
         )
         if is_neat and self._is_hybrid:
-            refuse_missing_kernels()
+            refuse_missing_hybrid_kernels()
         self.members = MemberEncoder(rules, rope)
         self.members.check_processor()
 
     def encode(self, key: str, members: Iterable[MemberInput | UnreadableMember]) -> TrainingPack | None:
         """Encode the members of a pack; None: all were dropped. BadPack: a member can't be encoded."""
-        keep_worker_memory()
+        keep_freed_memory_in_worker()
         dropped: list[str] = []
 
         def on_bad(member: MemberInput | UnreadableMember, error: Exception) -> None:
@@ -295,11 +295,11 @@ class PackEncoder:
         return replace(self._form, width=next((width for width in self._widths if width >= longest), self._widths[-1]))
 
     def _neat(self, packs: Sequence[Members]) -> PackedBatch:
-        make: Callable[[Sequence[Members], RowForm], Batch] = neat
+        make: Callable[[Sequence[Members], RowForm], Batch] = lay_out_neat_rows
         if any(pack.is_tree for pack in packs):
-            from energon_pack.training.tree_rows import neat_trees
+            from energon_pack.training.tree_rows import lay_out_neat_trees
 
-            make = neat_trees
+            make = lay_out_neat_trees
         batch = PackedBatch(make(packs, self._row_form_of(packs)))
         if self._is_hybrid:
             refuse_several_rows(len(packs))
@@ -315,10 +315,10 @@ class PackEncoder:
         if self._dummy and not has_images:
             named_media |= {f"dummy_{name}": value for name, value in self.members.blank_image_inputs().items()}
         if self.layout in ("thd", "mlm"):
-            from energon_pack.training.megatron_layouts import named_for_megatron
+            from energon_pack.training.megatron_layouts import add_media_for_megatron
 
             types = batch["mm_token_type_ids"] if media and self.layout == "thd" else None
-            return named_for_megatron(self.layout, named_media, media, types)
+            return add_media_for_megatron(self.layout, named_media, media, types)
         return named_media
 
 

@@ -14,35 +14,39 @@ from energon_pack.training.batch import PackedBatch
 from energon_pack.training.encoded import USE_AUDIO_IN_VIDEO, Encoded, has_audio_in_video
 from energon_pack.training.forward_inputs import takes_rope_rows
 from energon_pack.training.joining import join
-from energon_pack.training.layout import IGNORE, RowForm, neat
-from energon_pack.training.masks import from_first_trained_token, has_bidirectional_prefix
+from energon_pack.training.layout import IGNORE, RowForm, lay_out_neat_rows
+from energon_pack.training.masks import has_bidirectional_prefix, mask_from_first_trained_token
 from energon_pack.training.trial_inputs import (
     TYPE_INPUTS,
     PlacedSample,
     Probe,
     differentiable_copies,
-    is_media_content,
+    is_pixels_or_sound,
 )
 
 #: tokens behind the last member
 PAD_TAIL_LEN = 3
 
 
-def twins_of(members: Sequence[Encoded]) -> list[Encoded]:
+def reverse_with_other_media(members: Sequence[Encoded]) -> list[Encoded]:
     """Return the members in reverse order with other media, so that a mean over a batch's media can't hide a leak."""
     return [replace(member, media=_other_media(member)) if member.media else member for member in reversed(members)]
 
 
 def _other_media(member: Encoded) -> dict[str, Tensor]:
     return {
-        name: value.flip(0) + 0.5 if value.is_floating_point() and is_media_content(name) else value
+        name: value.flip(0) + 0.5 if value.is_floating_point() and is_pixels_or_sound(name) else value
         for name, value in member.media.items()
     }
 
 
-def twin_rows(members: Sequence[Encoded], mask: str) -> list[list[Encoded]]:
+def put_twins_in_rows(members: Sequence[Encoded], mask: str) -> list[list[Encoded]]:
     """Put members in one row and their twins in a second; if the mask is `hybrid`, all in one row."""
-    return [[*members, *twins_of(members)]] if mask == "hybrid" else [[*members], twins_of(members)]
+    return (
+        [[*members, *reverse_with_other_media(members)]]
+        if mask == "hybrid"
+        else [[*members], reverse_with_other_media(members)]
+    )
 
 
 def probe_of_rows(model: Any, rows: Sequence[Sequence[Encoded]], mask: str) -> Probe:
@@ -52,7 +56,7 @@ def probe_of_rows(model: Any, rows: Sequence[Sequence[Encoded]], mask: str) -> P
     """
     width = PAD_TAIL_LEN + max(sum(len(member.tokens) for member in row) for row in rows)
     form = RowForm(width=width, rope=takes_rope_rows(model))
-    batch = PackedBatch(neat([[one.tokens for one in row] for row in rows], form))
+    batch = PackedBatch(lay_out_neat_rows([[one.tokens for one in row] for row in rows], form))
     placed = [replace(one, leaves=differentiable_copies(one.sample.media)) for one in _placed_samples(rows)]
     add_media(batch, [one.sample for one in placed], ({**one.sample.media, **one.leaves} for one in placed))
     batch.mask = mask
@@ -108,7 +112,7 @@ def plain_inputs(owner: Any, sample: Encoded, config: Any, device: torch.device)
     if USE_AUDIO_IN_VIDEO in accepted and has_audio_in_video(tokens.types):
         inputs[USE_AUDIO_IN_VIDEO] = True
     if has_bidirectional_prefix(owner, config):
-        inputs["token_type_ids"] = from_first_trained_token(inputs["attention_mask"], labels).long()
+        inputs["token_type_ids"] = mask_from_first_trained_token(inputs["attention_mask"], labels).long()
     inputs |= {name: value.to(device) for name, value in sample.media.items()}
     if sample.media:
         inputs |= {name: row[None].to(device) for name, row in tokens.rows.items()}
@@ -137,10 +141,10 @@ def samples_of(samples: ProbeSamples) -> Sequence[Encoded]:
     return samples.samples if isinstance(samples, ProbeTree) else samples
 
 
-def make_probe_tree(members: Sequence[Encoded], joined: Callable[[Sequence[Encoded]], Encoded]) -> ProbeTree:
+def make_probe_tree(members: Sequence[Encoded], concatenate: Callable[[Sequence[Encoded]], Encoded]) -> ProbeTree:
     """Make samples that share beginnings: a fork in a branch, a fork before an answer, media before and after forks.
 
-    Two samples are equal, one is the beginning of others, and their weights differ. `joined` concatenates samples.
+    Two samples are equal, one is the beginning of others, and their weights differ. `concatenate` concatenates samples.
     """
     texts = [member for member in members if not member.media]
     first, *later = [member for member in members if member.media] or texts[:1]
@@ -166,7 +170,7 @@ def make_probe_tree(members: Sequence[Encoded], joined: Callable[[Sequence[Encod
         num = next(
             (i for i, (a, b) in enumerate(zip(before, parts, strict=False)) if a is not b), min(len(before), len(parts))
         )
-        whole = joined(parts)
+        whole = concatenate(parts)
         shared = sum(len(part.tokens) for part in parts[:num])
         samples.append(replace(whole, tokens=replace(whole.tokens, factor=factor, shared_len=shared)))
         added.append(join([part.media for part in parts[num:]], whole.joins))
@@ -189,11 +193,13 @@ def _with_reversed_tokens(member: Encoded) -> Encoded:
 
 def probe_of_tree(model: Any, tree: ProbeTree) -> Probe:
     """Lay the samples of trees out in one row, shared tokens once, as a batch to try a model with."""
-    from energon_pack.training.tree_rows import neat_trees, token_places
+    from energon_pack.training.tree_rows import lay_out_neat_trees, token_places
 
     tokens = [sample.tokens for sample in tree.samples]
     width = sum(len(member) - member.shared_len for member in tokens) + PAD_TAIL_LEN
-    batch = PackedBatch(neat_trees([tokens], RowForm(rope=takes_rope_rows(model), width=width, weights=_LOSS_WEIGHT)))
+    batch = PackedBatch(
+        lay_out_neat_trees([tokens], RowForm(rope=takes_rope_rows(model), width=width, weights=_LOSS_WEIGHT))
+    )
     add_media(batch, tree.samples, tree.added_media)
     places = token_places([len(member) for member in tokens], [member.shared_len for member in tokens])
     placed = [PlacedSample(*pair) for pair in zip(tree.samples, repeat(0), places)]

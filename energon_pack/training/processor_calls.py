@@ -23,7 +23,7 @@ from energon_pack.samples.media.prepared import (
     processor_arguments,
 )
 from energon_pack.samples.member import MediumInput, MemberTokens
-from energon_pack.templates.full_processor import full_processor, image_processor_alone, quiet_transformers
+from energon_pack.templates.full_processor import load_full_processor, load_image_processor_alone, quiet_transformers
 from energon_pack.training.joining import JoinError
 
 #: maps the token ids of texts to one value for each token
@@ -74,12 +74,12 @@ class MediaProcessorCaller:
         self.token_outputs |= {name for name, value in whole.items() if value.shape == shape}
         return {name: value for name, value in tensors.items() if name not in self.token_outputs}
 
-    def images(self, members: Sequence[PreparedMedia], names: Collection[str]) -> dict[str, Tensor]:
-        """Process only images, by the image processor without any text; return its outputs in `names`."""
+    def images(self, members: Sequence[PreparedMedia], output_names: Collection[str]) -> dict[str, Tensor]:
+        """Process only images, by the image processor without any text; return its outputs in `output_names`."""
         arguments = processor_arguments(self._rules, join_media(members))
         images = join_media(members).of_kind(IMAGE.kind)
         output = self._image_processor(images, return_tensors="pt", **arguments.get("images_kwargs", {}))
-        return _tensors({name: value for name, value in output.items() if name in names})
+        return _tensors({name: value for name, value in output.items() if name in output_names})
 
     def changed(self, change: Callable[[Any], Any], only_images: bool) -> "MediaProcessorCaller":
         """Return the same calls of a changed processor, or of its part for images; `change` makes it."""
@@ -146,9 +146,9 @@ class MediaProcessorCaller:
     def _processors(self) -> tuple[Any, Any]:
         """The processor and None; or None and its image processor, if the processor can't be imported."""
         try:
-            return full_processor(self._rules), None
+            return load_full_processor(self._rules), None
         except ImportError:
-            return None, image_processor_alone(self._rules)
+            return None, load_image_processor_alone(self._rules)
 
 
 def _tensors(output: Mapping[str, Any]) -> dict[str, Tensor]:

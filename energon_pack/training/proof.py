@@ -23,7 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from energon_pack.errors import one_line
 from energon_pack.training.comparison import RunOptions, compare
 from energon_pack.training.finding import BatchDifference, MaskTry
-from energon_pack.training.forward_inputs import TREE_ATTENTION, attention_of, check_inputs
+from energon_pack.training.forward_inputs import TREE_ATTENTION, attention_implementation_of, check_inputs
 from energon_pack.training.masks import has_bidirectional_prefix
 from energon_pack.training.model_wrappers import class_of, configs_in
 from energon_pack.training.probe_batches import (
@@ -31,11 +31,11 @@ from energon_pack.training.probe_batches import (
     ProbeTree,
     probe_of_rows,
     probe_of_tree,
+    put_twins_in_rows,
     samples_of,
-    twin_rows,
 )
-from energon_pack.training.restored_model import full_precision
-from energon_pack.training.small_model import small_model
+from energon_pack.training.restored_model import without_tf32
+from energon_pack.training.small_model import build_small_model
 from energon_pack.training.trial_inputs import SOUND_INPUTS
 
 #: masks that `auto` tries, in this order
@@ -79,7 +79,7 @@ def try_masks(
     @cache
     def small(longest: int | None) -> Any:
         needed = _part_kinds_at_full_size(make, config, attention) if kinds is None else kinds
-        model = small_model(make, config, attention, longest, samples_of(samples), device)
+        model = build_small_model(make, config, attention, longest, samples_of(samples), device)
         lost = needed - part_kinds_of(model)
         if lost:  # what a user set or put in is in no model of a config: the model is tried with it
             lost &= _part_kinds_at_full_size(make, config, attention) or {one for one in lost if _SETTING not in one}
@@ -98,7 +98,7 @@ def try_masks(
 def _attempt(proof: MaskTry, small: Callable[[int | None], Any], samples: ProbeSamples, longest: int | None) -> MaskTry:
     start = time.perf_counter()
     try:
-        with full_precision():
+        with without_tf32():
             model = small(None)
             proof = replace(proof, finding=try_small_model(model, samples, proof.mask))
             if longest and not proof.is_exact and (other := small(longest)).config != model.config:
@@ -154,9 +154,9 @@ def replaced_forwards(model: Module) -> list[str]:
     ]
 
 
-def parts_put_in(model: Any) -> list[str]:
+def find_added_part_classes(model: Any) -> list[str]:
     """Return the classes of a model's parts that a model made of its config has not, sorted."""
-    own = _part_kinds_at_full_size(class_of(model), model.config, attention_of(model))
+    own = _part_kinds_at_full_size(class_of(model), model.config, attention_implementation_of(model))
     return sorted(one for one in part_kinds_of(model) - own if _SETTING not in one) if own else []
 
 
@@ -223,14 +223,16 @@ def _set_training(model: Any, in_training: bool) -> None:
 
 
 def _finding_of(model: Any, samples: ProbeSamples, mask: str) -> BatchDifference:
-    follow = model.training and not (model.device.type == "cpu" and "flex" in (attention_of(model) or ""))
+    follow = model.training and not (
+        model.device.type == "cpu" and "flex" in (attention_implementation_of(model) or "")
+    )
     with torch.set_grad_enabled(follow):
         alone: Callable[[], AbstractContextManager[None]] = nullcontext
         if isinstance(samples, ProbeTree):
             probe, alone = probe_of_tree(model, samples), partial(_without_tree_attention, model)
         else:
-            probe = probe_of_rows(model, twin_rows(samples, mask), mask)
-        check_inputs(probe.inputs, attention_of(model))
+            probe = probe_of_rows(model, put_twins_in_rows(samples, mask), mask)
+        check_inputs(probe.inputs, attention_implementation_of(model))
         weights = [one for one in model.parameters() if one.requires_grad]
         short = _SHORT_MEDIA_TOLERANCE if any(one.media for one in samples_of(samples)) else _SHORT_TEXT_TOLERANCE
         way = RunOptions(model, model, (_FLOAT32_TOLERANCE, short), follow, weights, alone_context=alone)
@@ -255,7 +257,7 @@ _FALLBACK_ATTENTIONS = ("sdpa", "eager")
 _FALLBACK_TREE_ATTENTIONS = (TREE_ATTENTION, *_FALLBACK_ATTENTIONS)
 
 
-def find_remedy(
+def find_remedy_for_mixing(
     make: Any,
     config: Any,
     samples: ProbeSamples,

@@ -49,14 +49,14 @@ def run_and_record(
     part: Module,
     inputs: Mapping[str, Any],
     call: Callable[..., Any],
-    follow: bool = False,
-    follow_sketch: bool = False,
+    record_embeddings: bool = False,
+    keep_sketch_graph: bool = False,
 ) -> RunValues:
     """Run `part`, a part of a model, by `call(**inputs)`; record its loss, and its outputs as sketches (`sketch_of`).
 
     Args:
-        follow: record the embeddings, too, made to require gradients.
-        follow_sketch: keep the graph of the sketches, so that a loss of them has gradients.
+        record_embeddings: record the embeddings, too, made to require gradients.
+        keep_sketch_graph: keep the graph of the sketches, so that a loss of them has gradients.
     """
     seen, shape = RunValues(), ids_or_embeddings(inputs).shape[:2]
     head = getattr(part, "get_output_embeddings", lambda: None)()
@@ -69,7 +69,7 @@ def run_and_record(
         if (values := token_values_of(output, shape)) is None:
             return None
         last["outputs"] = values  # of the last part that has some: a fused loss leaves logits out
-        if not follow or seen.embeddings is not None or not isinstance(output, Tensor):
+        if not record_embeddings or seen.embeddings is not None or not isinstance(output, Tensor):
             return None
         seen.embeddings = output if output.requires_grad else output.detach().requires_grad_()
         return seen.embeddings.clone()  # some models write images into it
@@ -78,9 +78,9 @@ def run_and_record(
         output = call(**inputs)
     loss = output.get("loss") if isinstance(output, Mapping) else None
     seen.loss = loss if isinstance(loss, Tensor) else None
-    if "outputs" not in last or (follow and seen.embeddings is None):
+    if "outputs" not in last or (record_embeddings and seen.embeddings is None):
         raise ValueError("its output has no values of each token")
-    with torch.set_grad_enabled(follow_sketch and torch.is_grad_enabled()):
+    with torch.set_grad_enabled(keep_sketch_graph and torch.is_grad_enabled()):
         seen.sketches = [sketch_of(last[name]) for name in ("outputs", "entered") if name in last]
     return seen
 

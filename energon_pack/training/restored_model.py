@@ -16,7 +16,7 @@ from torch.nn import Module
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
-from energon_pack.training.kept_state import state_put_back
+from energon_pack.training.kept_state import restore_state_after_block
 from energon_pack.training.model_wrappers import configs_in
 
 #: names of rates of randomness in training
@@ -24,7 +24,7 @@ _RATE_NAMES = re.compile("drop|jitter")
 
 
 @contextmanager
-def restored(model: Module) -> Iterator[Callable[[int], None]]:
+def restore_model_after_block(model: Module) -> Iterator[Callable[[int], None]]:
     """Restore all that a model holds (see `kept_state`), and all random number states, when the block ends.
 
     Yields:
@@ -43,7 +43,11 @@ def restored(model: Module) -> Iterator[Callable[[int], None]]:
         torch.manual_seed(seed)
 
     try:
-        with state_put_back(model, is_sharded(model)), torch.random.fork_rng(on_gpu), warnings.catch_warnings():
+        with (
+            restore_state_after_block(model, is_sharded(model)),
+            torch.random.fork_rng(on_gpu),
+            warnings.catch_warnings(),
+        ):
             warnings.simplefilter("ignore")  # checkpointing warns that no input needs gradients
             yield begin_again
     finally:
@@ -52,7 +56,7 @@ def restored(model: Module) -> Iterator[Callable[[int], None]]:
         torch.clear_autocast_cache()  # its copies of weights were made for other graphs
 
 
-def zero_random_rates(model: Any) -> list[tuple[Any, str, float]]:
+def zero_dropout_and_jitter(model: Any) -> list[tuple[Any, str, float]]:
     """Set all dropout and jitter rates of a model and its configs to 0; return (owner, attribute, old rate) of each."""
     configs = configs_in(model.config) if hasattr(getattr(model, "config", None), "get_text_config") else ()
     rates = [
@@ -92,7 +96,7 @@ class _NothingDropped(TorchFunctionMode):
 @contextmanager
 def without_dropout(model: Any) -> Iterator[None]:
     """Let nothing be dropped while the block runs: by functions of torch, by rates of dropout and jitter."""
-    rates = zero_random_rates(model)
+    rates = zero_dropout_and_jitter(model)
     try:
         with _NothingDropped():
             yield
@@ -102,7 +106,7 @@ def without_dropout(model: Any) -> Iterator[None]:
 
 
 @contextmanager
-def full_precision() -> Iterator[None]:
+def without_tf32() -> Iterator[None]:
     """Compute float32 products without TF32 while the block runs: rounded products would look like mixed samples."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")

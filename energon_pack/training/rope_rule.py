@@ -23,11 +23,11 @@ def rope_rule_of(
     folder = Path(rules.folder)
     kind: str | None = stated
     if stated not in ROPE_KINDS:
-        from energon_pack.training.asked_rope import find_rope_kind, model_class_rope_of
+        from energon_pack.training.asked_rope import find_rope_kind, make_rope_of_model_class
 
         kind = find_rope_kind(folder) if rules.media_tokens else "none"
         if kind is None and is_needed:
-            return model_class_rope_of(rules)
+            return make_rope_of_model_class(rules)
     if kind not in ROPE_KINDS:
         return None
     vision = first_setting(folder, ("config.json",), "vision_config") or {}

@@ -46,7 +46,7 @@ class TrialScope(NamedTuple):
 
 
 @dataclass
-class Situation:
+class TrialSituation:
     """One way to run a model, and the trials that it had."""
 
     #: objects whose identities are in its key, so that no other object gets them
@@ -78,14 +78,14 @@ class Situation:
             return TrialScope(_OF_NEW_SIZES, replaces_words=replaces_words)
         return TrialScope(_FEW if number % every == 0 else 0, number % (4 * every) == 0, replaces_words)
 
-    def count(self, shape: Sequence[int], runs: bool) -> tuple[str, bool]:
-        """Count a forward that `runs`, or is only tried; return, as a size, whether one that ran had its shape.
+    def count(self, shape: Sequence[int], is_run: bool) -> tuple[str, bool]:
+        """Count a forward that `is_run`, or is only tried; return, as a size, whether one that ran had its shape.
 
         A model may then use what it kept by this shape from an earlier batch.
         """
         self.num_forwards += 1
         is_known = shape in self.shapes
-        self.shapes |= {shape} if runs else set()
+        self.shapes |= {shape} if is_run else set()
         return "has a shape of before", is_known
 
     def record(self, sizes: set[tuple[str, Any]]) -> None:
@@ -178,7 +178,7 @@ class _Code:
         self.kept.append(value)
 
 
-def sizes_of(model: Module, inputs: Mapping[str, Any], members: Sequence[MemberPlaces]) -> set[tuple[str, Any]]:
+def kernel_sizes_of(model: Module, inputs: Mapping[str, Any], members: Sequence[MemberPlaces]) -> set[tuple[str, Any]]:
     """Return the sizes by which kernels choose another way, each by itself: together they would all be new."""
     rows, width = ids_or_embeddings(inputs).shape[:2]
     lengths = [len(one.places) for one in members]

@@ -176,20 +176,20 @@ _LENGTH_ROPE_TYPES = ("dynamic", "longrope")
 _SHORT_ROPE_LEN = 12
 
 
-def shrink(config: Any, longest: int | None = None) -> Any:
+def shrink_config(config: Any, longest_pack_len: int | None = None) -> Any:
     """Shrink a config in place to few and small layers, and return it; vocabulary, special tokens and patches stay.
 
     Args:
         config: a config of transformers.
-        longest: tokens of the longest pack; None: any length. Some RoPE changes for texts longer than the model was
-            trained for. If packs can be that long, it changes here within members of a few tokens.
+        longest_pack_len: tokens of the longest pack; None: any length. Some RoPE changes for texts longer than the
+            model was trained for. If packs can be that long, it changes here within members of a few tokens.
     """
     shrink_layers_and_widths(config)
     for part in configs_in(config):
         if isinstance(getattr(part, "initializer_range", None), float):
             part.initializer_range = max(_INITIALIZER_RANGE, part.initializer_range)
         for rope in _rope_settings(getattr(part, "rope_parameters", None)):
-            _shorten_rope(rope, part, longest)
+            _shorten_rope(rope, part, longest_pack_len)
     return config
 
 

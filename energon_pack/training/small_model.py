@@ -13,8 +13,8 @@ from energon_pack.training.encoded import Encoded
 from energon_pack.training.forward_inputs import TREE_ATTENTION
 from energon_pack.training.model_wrappers import configs_in
 from energon_pack.training.probe_batches import plain_logits
-from energon_pack.training.restored_model import zero_random_rates
-from energon_pack.training.shrunk_config import shrink
+from energon_pack.training.restored_model import zero_dropout_and_jitter
+from energon_pack.training.shrunk_config import shrink_config
 
 #: tokens: the product of two such sizes (block length × number of blocks) is still less than a member's length
 SMALL_LEN = 3
@@ -113,26 +113,26 @@ _NUM_LOGITS = 256
 _WEIGHT_NOISE = 0.1
 
 
-def small_model(
-    make: Any,
+def build_small_model(
+    model_class: Any,
     config: Any,
     attention: str | None = None,
-    longest: int | None = None,
+    longest_pack_len: int | None = None,
     members: Sequence[Encoded] = (),
     device: torch.device | str = "cpu",
 ) -> Any:
-    """Build a small model of the class `make`, random weights; in float32, or bfloat16 for flash attention on a GPU.
+    """Build a small model of a class, with random weights; in float32, or bfloat16 for flash attention on a GPU.
 
     Runs of `members` show which sizes count tokens (windows, chunks) and can be small; without members, these stay.
     """
-    small, device = shrink(copy.deepcopy(config), longest), torch.device(device)
+    small, device = shrink_config(copy.deepcopy(config), longest_pack_len), torch.device(device)
     if not members:
-        return _build_model(make, small, attention, device)
+        return _build_model(model_class, small, attention, device)
     return build_with_small_windows(
         small,
-        longest,
-        lambda config: _weight_shapes(make, config, attention),
-        lambda config: _build_model(make, config, attention, device),
+        longest_pack_len,
+        lambda config: _weight_shapes(model_class, config, attention),
+        lambda config: _build_model(model_class, config, attention, device),
         lambda model: _logits(model, members),
     )
 
@@ -189,7 +189,7 @@ def _build_model(make: Any, config: Any, attention: str | None, device: torch.de
     if isinstance(head, torch.nn.Linear):
         head.weight = torch.nn.Parameter(head.weight[:_NUM_LOGITS])
         head.bias = None if head.bias is None else torch.nn.Parameter(head.bias[:_NUM_LOGITS])
-    zero_random_rates(model)
+    zero_dropout_and_jitter(model)
     is_half = device.type == "cuda" and attention is not None and "flash" in attention  # flash takes only half
     return model.to(device, torch.bfloat16 if is_half else torch.float32).eval()
 

@@ -16,13 +16,13 @@ from torch.nn import Module, ModuleList
 
 from energon_pack.errors import one_line
 from energon_pack.training.encoded import Encoded
-from energon_pack.training.forward_inputs import attention_of
-from energon_pack.training.host_reads import HostReads
+from energon_pack.training.forward_inputs import attention_implementation_of
+from energon_pack.training.host_reads import HostReadCounter
 from energon_pack.training.masks import BOUNDARY_MARK, PROVEN_TOWERS, TOWER_PREFIX, TowerInputsProof, tower_inputs_in
 from energon_pack.training.model_wrappers import class_of, is_transformers_model
-from energon_pack.training.probe_batches import probe_of_rows, twin_rows
-from energon_pack.training.restored_model import full_precision
-from energon_pack.training.small_model import small_model
+from energon_pack.training.probe_batches import probe_of_rows, put_twins_in_rows
+from energon_pack.training.restored_model import without_tf32
+from energon_pack.training.small_model import build_small_model
 
 #: input of a tower from which it works out the rest
 _GRID_INPUT = "grid_thw"
@@ -99,7 +99,7 @@ def enable_tower_inputs(model: Any, encoder: Any, samples: Sequence[Encoded], ma
     if tower is None or not hasattr(encoder, "use_tower") or not any(one.media for one in samples):
         return frozenset()
     try:
-        with full_precision():
+        with without_tf32():
             proof = try_tower_inputs(model, tower, samples, mask, device)
     except Exception as error:  # foreign code, with inputs it may not be made for
         _log.info("%s takes no values for its tower: %s", class_of(model).__name__, one_line(error, 200))
@@ -120,8 +120,10 @@ def enable_tower_inputs(model: Any, encoder: Any, samples: Sequence[Encoded], ma
 def try_tower_inputs(
     model: Any, tower: TowerInputMaker, samples: Sequence[Encoded], mask: str, device: torch.device
 ) -> TowerInputsProof | None:
-    small = small_model(class_of(model), copy.deepcopy(model.config), attention_of(model), device=device)
-    small_tower, batch = tower_input_maker_of(small), probe_of_rows(small, twin_rows(samples, mask), mask).batch
+    small = build_small_model(
+        class_of(model), copy.deepcopy(model.config), attention_implementation_of(model), device=device
+    )
+    small_tower, batch = tower_input_maker_of(small), probe_of_rows(small, put_twins_in_rows(samples, mask), mask).batch
     if small_tower is None:
         return None
     prepared = tower_inputs_in(small_tower(batch))
@@ -151,8 +153,10 @@ def _moved_to(prepared: Mapping[str, Any], kept: Sequence[Tensor], device: torch
 
 
 @torch.no_grad()
-def _count_reads(model: Any, inputs: Mapping[str, Any], kept: Sequence[Tensor], device: torch.device) -> HostReads:
-    with HostReads(kept, device) as reads:
+def _count_reads(
+    model: Any, inputs: Mapping[str, Any], kept: Sequence[Tensor], device: torch.device
+) -> HostReadCounter:
+    with HostReadCounter(kept, device) as reads:
         model(**inputs)
     return reads
 

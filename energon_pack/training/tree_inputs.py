@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from energon_pack.training.forward_inputs import TREE_ATTENTION, MixingError, attention_of
+from energon_pack.training.forward_inputs import TREE_ATTENTION, MixingError, attention_implementation_of
 from energon_pack.training.masks import (
     ImageAttention,
     ModelOutline,
@@ -33,8 +33,8 @@ from energon_pack.training.masks import (
 from energon_pack.training.model_wrappers import class_of, unwrapped
 
 
-class TreePlan(NamedTuple):
-    """For each segment of a batch of trees, the rows of its queries and keys: items of `neat_trees`."""
+class TreeAttentionPlan(NamedTuple):
+    """For each segment of a batch of trees, the rows of its queries and keys: items of `lay_out_neat_trees`."""
 
     k_index: Tensor
     cu_seq_lens_q: Tensor
@@ -76,7 +76,7 @@ def tree_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    tree_plan: TreePlan | None = None,
+    tree_plan: TreeAttentionPlan | None = None,
     **keywords: Any,
 ) -> tuple[Tensor, None]:
     """Attend along the branches of trees; return [B, S, heads, D] and None. Transformers calls this.
@@ -191,7 +191,7 @@ _MULTI_TOKEN_PARTS = re.compile(r"mtp|nextn|multi_?token", re.IGNORECASE)
 def tree_attention_inputs(batch: Mapping[str, Any], model: Any) -> dict[str, Any]:
     """Return `attention_mask` and, for this package's attention, `tree_plan` of a batch of trees."""
     refuse_model_for_trees(model)
-    attention = attention_of(model)
+    attention = attention_implementation_of(model)
     if attention == TREE_ATTENTION:
         _register_tree_attention()
         if image_attention_of(model) is not ImageAttention.CAUSAL and bool((batch["mm_token_type_ids"] > 0).any()):
@@ -206,21 +206,21 @@ def tree_attention_inputs(batch: Mapping[str, Any], model: Any) -> dict[str, Any
 
 def tree_mask_kind(model: Any) -> str:
     """Return the mask of a model's tree batches, as `mask_kind_of` names it: `tree_plan`, `prefix4d` or `dict4d`."""
-    if attention_of(model) == TREE_ATTENTION:
+    if attention_implementation_of(model) == TREE_ATTENTION:
         return "tree_plan"
     return "prefix4d" if len(_layer_kinds(model.config.get_text_config())) == 1 else "dict4d"
 
 
-def _tree_plan_of(batch: Mapping[str, Any]) -> TreePlan:
+def _tree_plan_of(batch: Mapping[str, Any]) -> TreeAttentionPlan:
     """Return the plan by which this package's attention computes a batch of trees."""
     names = ("k_index", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
     ends = (tuple(batch[name].tolist()) for name in ("cu_seq_lens_q", "cu_seq_lens_k"))
-    return TreePlan(*(batch[name] for name in names), *ends)
+    return TreeAttentionPlan(*(batch[name] for name in names), *ends)
 
 
 def refuse_model_for_trees(model: Any) -> None:
     """Raise MixingError if a model can't train on trees: branches would see each other, or have another loss."""
-    name, text, attention = class_of(model).__name__, model.config.get_text_config(), attention_of(model)
+    name, text, attention = class_of(model).__name__, model.config.get_text_config(), attention_implementation_of(model)
     wrong = [
         f"has layers of {kind}: a branch would go on from its sibling"
         for kind in sorted(_layer_kinds(text) - _ATTENTION_KINDS)

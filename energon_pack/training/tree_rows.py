@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from energon_pack.training.encoded import IGNORE, Member, m_rope_rows
-from energon_pack.training.layout import Batch, RowForm, boundaries_of, loss_weights, neat
+from energon_pack.training.layout import Batch, RowForm, boundaries_of, lay_out_neat_rows, loss_weights
 
 
 def token_places(lengths: Sequence[int], shared_lens: Sequence[int]) -> list[Tensor]:
@@ -96,11 +96,11 @@ class MergedRow:
     segments: list[tuple[int, Tensor]]
 
 
-def merge_members(members: Sequence[Member], kind: str = "token") -> MergedRow:
+def merge_members(members: Sequence[Member], weight_kind: str = "token") -> MergedRow:
     """Merge the members of a pack into one row; call `refuse_invalid_trees` before.
 
     Args:
-        kind: of `loss_weights`: each member's weights are by its own trained tokens, not by the tree's.
+        weight_kind: of `loss_weights`: each member's weights are by its own trained tokens, not by the tree's.
     """
     num_own = [len(member) - member.shared_len for member in members]
     total = sum(num_own)
@@ -111,7 +111,7 @@ def merge_members(members: Sequence[Member], kind: str = "token") -> MergedRow:
     ends = torch.tensor(num_own).cumsum(0).tolist()
     for member, place, last in zip(members, places, ends, strict=True):
         labels[place] = torch.where(member.labels != IGNORE, member.labels, labels[place])
-        weights[place] += loss_weights(member, kind)
+        weights[place] += loss_weights(member, weight_kind)
         index[place] = torch.arange(len(member))
         end[place] = last  # members that hold a token stand side by side: the last one tells
     row = Member(
@@ -127,7 +127,7 @@ def merge_members(members: Sequence[Member], kind: str = "token") -> MergedRow:
     return MergedRow(row, index, end, torch.repeat_interleave(numbers, torch.tensor(num_own)), segments)
 
 
-def neat_trees(rows: Sequence[Sequence[Member]], form: RowForm) -> Batch:
+def lay_out_neat_trees(rows: Sequence[Sequence[Member]], form: RowForm) -> Batch:
     """Lay packs whose members share tokens out in rows, shared tokens once.
 
     Returns:
@@ -138,7 +138,7 @@ def neat_trees(rows: Sequence[Sequence[Member]], form: RowForm) -> Batch:
         the row of the first later token that does not see it.
     """
     merged = [merge_members([*row], form.weights or "token") for row in rows]
-    batch = neat([[one.tokens] for one in merged], replace(form, weights="token"))
+    batch = lay_out_neat_rows([[one.tokens] for one in merged], replace(form, weights="token"))
     width = batch["input_ids"].shape[1]
     positions = batch["position_ids"]
     text_row = positions[0] if form.rope else positions  # the pad tail starts again already

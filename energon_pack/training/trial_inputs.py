@@ -88,12 +88,12 @@ def flag_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in inputs.items() if isinstance(value, (bool, str))}
 
 
-def is_media_content(name: str) -> bool:
+def is_pixels_or_sound(input_name: str) -> bool:
     """Say whether an input of floats holds pixels or sounds, not sizes, rates or masks.
 
     Inputs for kinds of media that plugins add may have any name.
     """
-    return name.startswith(_CONTENT_INPUTS) or (name not in MEDIA_KEYS and _are_kinds_added())
+    return input_name.startswith(_CONTENT_INPUTS) or (input_name not in MEDIA_KEYS and _are_kinds_added())
 
 
 def differentiable_copies(media: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -101,7 +101,7 @@ def differentiable_copies(media: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {
         name: value.detach().clone().requires_grad_()
         for name, value in media.items()
-        if value.is_floating_point() and is_media_content(name)
+        if value.is_floating_point() and is_pixels_or_sound(name)
     }
 
 
@@ -111,13 +111,13 @@ def _are_kinds_added() -> bool:
     return bool(entry_points(group="energon_pack.kinds"))
 
 
-def spans_of(tokens: Tensor, begins: Tensor, real: Tensor) -> list[MemberSpan]:
-    """Return the spans of `real` tokens between starts (`begins`), all [B, S]; without spans of one repeated token."""
+def spans_of(tokens: Tensor, is_start: Tensor, is_real: Tensor) -> list[MemberSpan]:
+    """Return the spans of `is_real` tokens between `is_start` ones, all [B, S], without spans of one repeated token."""
     spans = []
     for row in range(len(tokens)):
-        starts = begins[row].nonzero().flatten().tolist()
+        starts = is_start[row].nonzero().flatten().tolist()
         for start, end in pairwise([*starts, tokens.shape[1]]):
-            places = (start + real[row, start:end].nonzero().flatten()).tolist() or [start]
+            places = (start + is_real[row, start:end].nonzero().flatten()).tolist() or [start]
             span = MemberSpan(row, places[0], places[-1] + 1)
             own = tokens[row, span.start : span.end]
             if bool((own == own[:1]).all()):

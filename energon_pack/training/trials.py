@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.nn import Module
 
 from energon_pack.run.packages import version_of
-from energon_pack.training.batch_members import MemberPlaces, MemberSizes, member_places
+from energon_pack.training.batch_members import MemberPlaces, MemberSizes, find_member_places
 from energon_pack.training.comparison import RunOptions
 from energon_pack.training.forward_inputs import MixingError, ids_or_embeddings, mask_kind_of, takes_rope_rows
 from energon_pack.training.guarded_calls import is_call_compiled
@@ -20,9 +20,9 @@ from energon_pack.training.masks import PROVEN_TOWERS
 from energon_pack.training.media_shares import media_shares, token_types
 from energon_pack.training.members_alone import (
     AloneComparison,
-    compare_with_alone,
-    compared_weights,
-    removes_ids,
+    choose_weights_to_compare,
+    compare_with_members_alone,
+    removes_input_ids,
     restored_inputs,
 )
 from energon_pack.training.model_trial import (
@@ -32,26 +32,26 @@ from energon_pack.training.model_trial import (
     PendingForward,
     RunInputs,
     TrialSteps,
-    mixing_part,
+    find_mixing_part,
     refusal_message,
-    run_change,
+    run_with_and_without_edits,
 )
 from energon_pack.training.model_wrappers import class_of
 from energon_pack.training.recording import has_experts
 from energon_pack.training.restored_model import (
-    full_precision,
     has_flat_parameters,
     is_sharded,
     rerun_in_fsdp_forward,
-    restored,
+    restore_model_after_block,
     without_dropout,
+    without_tf32,
 )
-from energon_pack.training.schedule import MOST, Situation, TrialScope, situation_key, sizes_of
+from energon_pack.training.schedule import MOST, TrialScope, TrialSituation, kernel_sizes_of, situation_key
 from energon_pack.training.trial_inputs import detached_inputs, without_loss
 from energon_pack.training.tried_batch import ReplacedInputs, TriedBatch, refuse_misplaced_labels
 
 if TYPE_CHECKING:
-    from energon_pack.training.joining import Join
+    from energon_pack.training.joining import JoinRule
 
 _log = logging.getLogger(__name__)
 #: trials of batches in different steps of training that show nothing, until the model is refused
@@ -69,21 +69,21 @@ class BatchHandling:
     #: end of messages: what would keep members apart, from inputs
     remedy: Callable[[Mapping[str, Any]], str]
     #: rules by which media inputs were joined
-    joins: "Mapping[str, Join]"
+    joins: "Mapping[str, JoinRule]"
     #: whether members are looked for in each batch; else in those that may be tried
     reads_each: bool = False
     #: end of messages: how to train it without a trial
     bypass_hint: str = ""
 
 
-class Trials:
+class ModelTrials:
     """Tries one guarded model with members of its batches, and keeps the results."""
 
     def __init__(self, model: Any, handling: BatchHandling):
         """Remember the model; nothing is run yet."""
         self._model, self._handling = model, handling
         self._is_sharded = self._is_warned_of_memory = False
-        self._situations: dict[Hashable, Situation] = {}
+        self._situations: dict[Hashable, TrialSituation] = {}
         self._number, self._untried_steps = 0, set[int]()
         self._said: set[str] = set()
         #: what messages call a batch; sizes of its members; whether each batch is tried: those that a user gives
@@ -94,7 +94,7 @@ class Trials:
 
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]  # what is compiled is tried compiled
     def try_if_due(self, part: Module, inputs: Mapping[str, Any]) -> None:
-        """Try the model before a forward if this is due: see `Situation`.
+        """Try the model before a forward if this is due: see `TrialSituation`.
 
         If parameters are sharded, all ranks try it at the same forward, or none does. MixingError: it mixes members.
         """
@@ -121,12 +121,12 @@ class Trials:
         inputs = inputs if self._handling.reads_each else _without_cut_labels(inputs)
         members = self._read_members(inputs) if self._handling.reads_each else None
         key, kept = situation_key(self._model, part, inputs, self._handling.mask_of(inputs, members))
-        situation = self._situations.setdefault(key, Situation(kept))
-        age = situation.count(ids_or_embeddings(inputs).shape[:2], runs=not self.tries_all)
+        situation = self._situations.setdefault(key, TrialSituation(kept))
+        age = situation.count(ids_or_embeddings(inputs).shape[:2], is_run=not self.tries_all)
         if not self._on_any_rank(self.tries_all or situation.may_try):
             return None
         members = self._read_members(inputs) if members is None else members
-        sizes = sizes_of(self._model, inputs, members) | {age}
+        sizes = kernel_sizes_of(self._model, inputs, members) | {age}
         scope = TrialScope(MOST) if self.tries_all else situation.trial_scope(not sizes <= situation.sizes)
         has_others = len({one.row for one in members}) < len(members)
         most, follows, words = (self._most_on_ranks(one if has_others or self.tries_all else 0) for one in scope)
@@ -136,7 +136,7 @@ class Trials:
         return None
 
     def _read_members(self, inputs: Mapping[str, Any]) -> list[MemberPlaces]:
-        members = member_places(inputs, self.sizes)
+        members = find_member_places(inputs, self.sizes)
         refuse_misplaced_labels(inputs, members)
         return members
 
@@ -145,7 +145,7 @@ class Trials:
         part: Module,
         inputs: Mapping[str, Any],
         members: Sequence[MemberPlaces],
-        situation: Situation,
+        situation: TrialSituation,
         sizes: set[tuple[str, Any]],
         scope: TrialScope,
     ) -> TrialSteps:
@@ -165,11 +165,11 @@ class Trials:
         edits = batch.replace_some_inputs() if scope.replaces_words else None
         place, compared = None, None
         try:
-            with restored(part) as begin, rerun_in_fsdp_forward(part) as call, restored_inputs(inputs):
+            with restore_model_after_block(part) as begin, rerun_in_fsdp_forward(part) as call, restored_inputs(inputs):
                 pending = PendingForward(part, call, inputs, begin, self._on_any_rank, is_call_compiled(self._model))
                 change = None
                 if self._on_any_rank(edits is not None):
-                    change = yield from run_change(pending, edits)
+                    change = yield from run_with_and_without_edits(pending, edits)
                 if not self._on_any_rank(not batch.comparable_members):
                     compared = self._compare(pending, batch, scope)
                 is_random = compared is not None and compared.is_random
@@ -203,7 +203,7 @@ class Trials:
         follows, most = torch.is_grad_enabled() and scope.compares_gradients, scope.num_members
         follows = follows and not has_flat_parameters(self._model)  # FSDP1 would take a backward for the step's
         keeps_positions = inputs.get("input_ids") is None or (
-            takes_rope_rows(self._model) and (self._has_rows_of_packs() or removes_ids(pending))
+            takes_rope_rows(self._model) and (self._has_rows_of_packs() or removes_input_ids(pending))
         )
         probe = batch.probe(most, keeps_positions, follows)
         if follows and self._on_any_rank(not any(one.in_loss for one in probe.placed)):
@@ -215,20 +215,20 @@ class Trials:
             pending.call,
             (SUM_TOLERANCE, BF16_TOLERANCE),
             compares_gradients=follows,
-            weights=compared_weights(part, batch.random) if follows else (),
+            weights=choose_weights_to_compare(part, batch.random) if follows else (),
             uses_model_loss=any(inputs.get(name) is not None for name in ("labels", "shift_labels")),
             is_loss_divided=inputs.get("num_items_in_batch") is not None,
             repeats_routing=has_experts(part),
             most_on_ranks=self._most_on_ranks,
             offset=batch.random.random(),
         )
-        return compare_with_alone(pending, probe, options)
+        return compare_with_members_alone(pending, probe, options)
 
     def _mixing_part(
         self, pending: PendingForward, edits: ReplacedInputs | None, trial: ModelTrial, compared: AloneComparison | None
     ) -> str | None:
         """Return the name of the part that mixes members; None: outputs agree, so only loss or gradients show it."""
-        is_moved = self._on_any_rank(trial.moved_others)
+        is_moved = self._on_any_rank(trial.moved_other_members)
         if not self._on_any_rank(is_moved or not trial.outputs_agree):
             return None
         runs: Sequence[RunInputs] = compared.runs if compared else ()
@@ -236,8 +236,8 @@ class Trials:
             unchanged = without_loss(pending.inputs)
             runs = (unchanged, edits.same), (unchanged | edits.inputs, edits.same)
         pending.before_run(0)
-        with without_dropout(pending.part), full_precision():
-            return mixing_part(pending.part, pending.call, runs, SUM_TOLERANCE)
+        with without_dropout(pending.part), without_tf32():
+            return find_mixing_part(pending.part, pending.call, runs, SUM_TOLERANCE)
 
     def _has_rows_of_packs(self) -> bool:
         """Say whether members alone take the packs' M-RoPE rows, since this transformers makes others; say it once."""
@@ -289,7 +289,7 @@ def _without_cut_labels(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
     return {name: value for name, value in inputs.items() if name != "labels"}
 
 
-def pack_batch_handling(joins: "Mapping[str, Join]") -> BatchHandling:
+def pack_batch_handling(joins: "Mapping[str, JoinRule]") -> BatchHandling:
     """Return how batches of packs are handled: their masks are made here, and their members lie where positions say."""
     advice = (
         "What was put into this model, hooked to it or patched has to keep members apart, as its class does: leave"

@@ -21,7 +21,7 @@ from energon_pack.training.trial_inputs import (
     Probe,
     differentiable_copies,
     flag_inputs,
-    is_media_content,
+    is_pixels_or_sound,
     special_ids,
     without_loss,
 )
@@ -68,20 +68,20 @@ class TriedBatch:
             return [] if self.shares.open_names else [*every]
         return [number for number in every if not bool(self.members[number].select(self.types).any())]
 
-    def probe(self, most: int, keeps_positions: bool, follows: bool) -> Probe:
+    def probe(self, max_members: int, keeps_positions: bool, compares_gradients: bool) -> Probe:
         """Return at most so many members as samples, each to be compared with its run alone; a random half is trained.
 
         Args:
             keeps_positions: samples alone keep their M-RoPE rows, since something takes the ids away.
-            follows: gradients are compared.
+            compares_gradients: gradients are compared.
         """
         labels = [self._labels(one) for one in self.members]
-        drawn = self._draw_members(most)
+        drawn = self._draw_members(max_members)
         trained = [number for number in drawn if bool((labels[number] != IGNORE).any())]
-        in_loss = self._draw_in_loss(trained) if follows else []
+        in_loss = self._draw_in_loss(trained) if compares_gradients else []
         inputs = without_loss(self.inputs) | flag_inputs(self.inputs)
-        parts = [self.shares.of_member(number, self.inputs) for number in range(len(self.members))]
-        leaves = [differentiable_copies(part) if follows and not self._has_trees else {} for part in parts]
+        parts = [self.shares.inputs_of_member(number, self.inputs) for number in range(len(self.members))]
+        leaves = [differentiable_copies(part) if compares_gradients and not self._has_trees else {} for part in parts]
         for name in sorted({name for part in leaves for name in part}):
             inputs[name] = torch.cat([part[name] for part in leaves if name in part], self.shares.ends[name][0])
         placed = [
@@ -109,7 +109,7 @@ class TriedBatch:
         for number in sorted(usable):
             rows.setdefault(self.members[number].row, []).append(number)
         shortest = min(usable, key=lambda number: len(self.members[number].places))
-        kinds = {frozenset(self.shares.of_member(number, self.inputs)): number for number in usable}
+        kinds = {frozenset(self.shares.inputs_of_member(number, self.inputs)): number for number in usable}
         places = [[row[-1] for row in rows.values()], [row[0] for row in rows.values()], [shortest], kinds.values()]
         places.append([self.random.choice(row[1:-1]) for row in rows.values() if len(row) > 2])
         return [*dict.fromkeys([number for some in places for number in some] + usable)][:most]
@@ -225,7 +225,7 @@ class TriedBatch:
         made: dict[str, Tensor] = {}
         for name in self.shares.ends:
             value = self.inputs[name]
-            if not value.is_floating_point() or not is_media_content(name):
+            if not value.is_floating_point() or not is_pixels_or_sound(name):
                 continue
             other = value.clone()
             for part in (self.shares.cut(name, number, other) for number in numbers):

@@ -24,12 +24,12 @@ class CanBeTried(Protocol):
 _waiting: "weakref.WeakSet[CanBeTried]" = weakref.WeakSet()
 
 
-def schedule_try_at_fork(one: CanBeTried) -> None:
+def schedule_trial_at_fork(trials: CanBeTried) -> None:
     """Let this be tried when a loader forks its first worker."""
-    _waiting.add(one)
+    _waiting.add(trials)
 
 
-def keep_worker_memory() -> None:
+def keep_freed_memory_in_worker() -> None:
     """Let a worker of a loader keep the memory that it frees for later packs; in another process, do nothing."""
     if get_worker_info() is not None:
         from energon_pack.training.kept_memory import keep_freed_memory  # only a worker needs it
@@ -39,11 +39,11 @@ def keep_worker_memory() -> None:
 
 def _try_where_forking() -> None:
     if _waiting and get_worker_info() is None and _forks_worker():
-        from energon_pack.training.early_trial import try_unnoticed
+        from energon_pack.training.early_trial import run_trials_ignoring_errors
 
         trials = [one.try_all for one in _waiting]
         _waiting.clear()
-        try_unnoticed(trials)
+        run_trials_ignoring_errors(trials)
 
 
 os.register_at_fork(before=_try_where_forking)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from energon_pack.config import MediaIn
-from energon_pack.config.schema import split_shares
+from energon_pack.config.schema import complete_split_shares
 from energon_pack.dataset.files import (
     LEDGER,
     MEDIA_SUMS_FILE,
@@ -26,13 +26,13 @@ from energon_pack.dataset.files import (
     nested_value,
     why_checksums_unusable,
 )
-from energon_pack.dataset.folder import DatasetFolder, packed_folder
+from energon_pack.dataset.folder import DatasetFolder, open_dataset_folder
 from energon_pack.dataset.manifest import MANIFEST, REPORT
 from energon_pack.dataset.source_media import ReferencedMediaReader
 from energon_pack.errors import PackError, amount
-from energon_pack.plan.settings import Share
+from energon_pack.plan.settings import SharedBeginnings
 from energon_pack.report.pages.html import Rows, print_table
-from energon_pack.run.command import positive_int, tool_parser
+from energon_pack.run.command import make_tool_parser, positive_int
 from energon_pack.run.console import say
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.files import META_FOLDER
@@ -56,7 +56,7 @@ from energon_pack.verify.source_checks import (
     trusted_map_step,
     unaccounted_samples,
 )
-from energon_pack.verify.totals import Ledger, check_totals
+from energon_pack.verify.totals import SkippedLedger, check_totals
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def verify(dataset: str | Path, options: Options = _DEFAULTS) -> Findings:
 
     Raises PackError if it is no packed dataset, or `options.source` is set and the source is missing.
     """
-    folder = packed_folder(dataset)
+    folder = open_dataset_folder(dataset)
     for option, value in (("--media-root", options.media_root), ("--media-map", options.media_map)):
         if value is not None and options.source is None:
             raise PackError(f"{option} {value} is for --source, which compares with the source")
@@ -114,7 +114,7 @@ def _run_checks(folder: DatasetFolder, options: Options, findings: Findings) -> 
             samples = (
                 None if source is None else read_source_samples(source, read_draw_settings(stated.report), workshop)
             )
-            shards, ledger = verify_shards(jobs, findings, workshop), Ledger(folder)
+            shards, ledger = verify_shards(jobs, findings, workshop), SkippedLedger(folder)
             _check_dataset(stated, shards, ledger, findings)
             _note_unsummed(stated, shards, findings)
     if samples is not None:
@@ -122,7 +122,7 @@ def _run_checks(folder: DatasetFolder, options: Options, findings: Findings) -> 
 
 
 @dataclass(frozen=True)
-class Claims:
+class DatasetClaims:
     """What a dataset says of itself: its manifest, report and plan; {} or None for a file that can't be read."""
 
     folder: DatasetFolder
@@ -132,11 +132,11 @@ class Claims:
     plan: PlanFile | None = None
 
 
-def _read_claims(folder: DatasetFolder, findings: Findings) -> Claims:
+def _read_claims(folder: DatasetFolder, findings: Findings) -> DatasetClaims:
     manifest = _read_object(folder, f"{META_FOLDER}/{MANIFEST}", "metadata", findings)
     flavor = packed_flavor_or_default(manifest.get("flavor"))
     report = _read_object(folder, REPORT, "totals", findings)
-    return Claims(folder, flavor, manifest, report, _open_plan(folder, findings))
+    return DatasetClaims(folder, flavor, manifest, report, _open_plan(folder, findings))
 
 
 def _read_object(folder: DatasetFolder, name: str, check: str, findings: Findings) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def _read_object(folder: DatasetFolder, name: str, check: str, findings: Finding
 
 
 def _open_plan(folder: DatasetFolder, findings: Findings) -> PlanFile | None:
-    plan = PlanFile(folder.with_only(PLAN))
+    plan = PlanFile(folder.with_only_files(PLAN))
     try:
         plan.check()
     except PackError as error:
@@ -159,7 +159,9 @@ def _open_plan(folder: DatasetFolder, findings: Findings) -> PlanFile | None:
     return plan
 
 
-def _jobs(stated: Claims, source: Source | None, template_folder: str | None, options: Options) -> Iterator[VerifyJob]:
+def _jobs(
+    stated: DatasetClaims, source: Source | None, template_folder: str | None, options: Options
+) -> Iterator[VerifyJob]:
     shares, seed = _split_shares_and_seed(stated.manifest)
     packing = nested_value(stated.manifest, "content", "packing")
     decoded = stated.report.get("files_decoded") or ()
@@ -175,7 +177,7 @@ def _jobs(stated: Claims, source: Source | None, template_folder: str | None, op
     for name in stated.folder.shards:
         yield VerifyJob(
             name=name,
-            folder=stated.folder.with_only(name, f"{name}.idx", *sums),
+            folder=stated.folder.with_only_files(name, f"{name}.idx", *sums),
             flavor=stated.flavor,
             plan=stated.plan,
             packing=packing if isinstance(packing, dict) else {},
@@ -199,27 +201,32 @@ def _split_shares_and_seed(manifest: dict[str, Any]) -> tuple[tuple[float, ...],
 
     No shares: the manifest is damaged, or `packing.share` puts samples with the same medium into one split.
     """
-    if nested_value(manifest, "content", "packing", "share") not in (None, Share.none.value):
+    if nested_value(manifest, "content", "packing", "share") not in (None, SharedBeginnings.none.value):
         return (), 0
     splits, seed = (
         nested_value(manifest, "content", "output", "splits"),
         nested_value(manifest, "content", "plan", "seed"),
     )
     try:
-        return split_shares(splits), int(seed)
+        return complete_split_shares(splits), int(seed)
     except (PackError, AttributeError, TypeError, ValueError):
         return (), 0
 
 
-def _check_dataset(stated: Claims, shards: list[VerifiedShard], ledger: Ledger, findings: Findings) -> None:
+def _check_dataset(
+    stated: DatasetClaims, shards: list[VerifiedShard], ledger: SkippedLedger, findings: Findings
+) -> None:
     folder, manifest = stated.folder, stated.manifest
     prefix = nested_value(manifest, "content", "output", "shard_prefix")
-    packed = checks.packed_hashes(shards)
+    packed = checks.packed_sample_hashes(shards)
     name = folder.name
     wrong_names = checks.check_file_names(folder, prefix if isinstance(prefix, str) else "packed")
     findings.add("files", name, wrong_names, len(folder.names))
     findings.add(
-        "keys", name, checks.check_keys(folder, shards, stated.plan), sum(len(shard.pack_hashes) for shard in shards)
+        "keys",
+        name,
+        checks.check_pack_keys(folder, shards, stated.plan),
+        sum(len(shard.pack_hashes) for shard in shards),
     )
     findings.add("samples", name, checks.check_each_sample_once(folder, shards), len(packed))
     findings.add("ledger", LEDGER, ledger.find_defects(packed), ledger.reasons.total())
@@ -227,7 +234,7 @@ def _check_dataset(stated: Claims, shards: list[VerifiedShard], ledger: Ledger, 
     findings.add("totals", name, check_totals(stated.report, manifest, shards, ledger))
 
 
-def _note_unsummed(stated: Claims, shards: list[VerifiedShard], findings: Findings) -> None:
+def _note_unsummed(stated: DatasetClaims, shards: list[VerifiedShard], findings: Findings) -> None:
     """Add a note if packs hold media without checksums."""
     if number := sum(shard.num_without_sum for shard in shards):
         why = (
@@ -240,11 +247,15 @@ def _note_unsummed(stated: Claims, shards: list[VerifiedShard], findings: Findin
 
 
 def _check_source_samples(
-    stated: Claims, samples: SourceSamples, shards: list[VerifiedShard], ledger: Ledger, findings: Findings
+    stated: DatasetClaims,
+    samples: SourceSamples,
+    shards: list[VerifiedShard],
+    ledger: SkippedLedger,
+    findings: Findings,
 ) -> None:
     packs = (pack for shard in shards for _, pack, _ in read_packs(stated.folder, shard.name))
     names = chain((sample for pack in packs for sample, _ in samples_in_pack(pack, None)), ledger.sample_ids())
-    defects = unaccounted_samples(samples, checks.packed_hashes(shards), ledger.sample_hashes, names)
+    defects = unaccounted_samples(samples, checks.packed_sample_hashes(shards), ledger.sample_hashes, names)
     findings.add("source samples", stated.folder.name, defects, sum(map(len, samples.shard_hashes)))
 
 
@@ -279,7 +290,7 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    tool = tool_parser(
+    tool = make_tool_parser(
         "verify",
         "DIR",
         "Check a packed dataset.",
@@ -287,7 +298,7 @@ def _arguments() -> argparse.Namespace:
             "packed/demo-qwen2_5_vl-neat-8192",
             "packed/demo-qwen2_5_vl-neat-8192 --source --decode",
         ),
-        codes={0: "all is well", 1: "a defect, each with its line; or refused, in one line"},
+        exit_codes={0: "all is well", 1: "a defect, each with its line; or refused, in one line"},
     )
     tool.add_argument("dataset", metavar="DIR", help="a packed dataset: its folder, or its address on an object store")
     more = tool.add_argument_group("look at more")

@@ -13,7 +13,7 @@ from energon_pack.dataset.energon import SAMPLE_LOADER, changed_keys, dataset_ya
 from energon_pack.dataset.files import LEDGER, MEDIA_SUMS_FILE, PAGE, PLAN, REQUIRED_FILES, PlanFile, nested_value
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import HASHED_FILES, MANIFEST, PACK_TOTALS_FILE, PROCESSOR_FOLDER, REPORT, hash_of
-from energon_pack.dataset.pack_parts import packs_in
+from energon_pack.dataset.pack_parts import group_files_by_pack
 from energon_pack.dataset.sample_class import STACK_FLAVORS
 from energon_pack.dataset.shards import shard_name_pattern
 from energon_pack.errors import PackError, quote
@@ -21,7 +21,7 @@ from energon_pack.plan.splits import SPLITS
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.untrusted_input import parse_yaml
 from energon_pack.samples.cut import SIDES
-from energon_pack.samples.flavors import find_packed_flavor, reading_problem
+from energon_pack.samples.flavors import describe_unreadable_dataset, find_packed_flavor
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.input_rules import INPUTS_FILE, TRIAL_FILE
 from energon_pack.sources.tar import TarScan
@@ -107,7 +107,7 @@ def check_metadata(
             yield f"{MANIFEST} has content.packing.{name}={quote(nested_value(packing, name))}"
     if not isinstance(fingerprint, str):
         yield f"{MANIFEST} has fingerprint={quote(fingerprint)}"
-    if why := reading_problem(manifest):
+    if why := describe_unreadable_dataset(manifest):
         yield f"{MANIFEST}: {why}"
     yield from check_pack_counts(folder, manifest, shards)
     yield from _changed_files(folder, manifest, report)
@@ -230,7 +230,7 @@ def check_sqlite(folder: DatasetFolder, shards: Sequence[str]) -> Iterator[str]:
 
 def _check_shard_index(index: sqlite3.Connection, number: int, folder: DatasetFolder, shard: str) -> Iterator[str]:
     with folder.open(shard) as file:
-        packs = list(packs_in(TarScan(file)))
+        packs = list(group_files_by_pack(TarScan(file)))
     samples = [(pack.key, place, pack.start, pack.end - pack.start) for place, pack in enumerate(packs)]
     parts = [(place, *part) for place, pack in enumerate(packs) for part in pack.parts]
     for noun, expected, query in (("packs", samples, _SAMPLES_QUERY), ("parts", parts, _PARTS_QUERY)):
@@ -245,7 +245,7 @@ def _check_shard_index(index: sqlite3.Connection, number: int, folder: DatasetFo
 # ------------------------------------------------------------------------------------------------ packs and samples
 
 
-def check_keys(folder: DatasetFolder, shards: Sequence[VerifiedShard], plan: PlanFile | None) -> Iterator[str]:
+def check_pack_keys(folder: DatasetFolder, shards: Sequence[VerifiedShard], plan: PlanFile | None) -> Iterator[str]:
     """Yield packs that are in the shards twice, and packs of the plan that are in no shard."""
     packs = joined_hashes([shard.pack_hashes for shard in shards])
     if len(twice := repeated_hashes(packs)):
@@ -280,7 +280,7 @@ def check_each_sample_once(folder: DatasetFolder, shards: Sequence[VerifiedShard
             yield f"{sample} has the parts {', '.join(sorted(numbers)[:8])}: not each of {number} once"
 
 
-def packed_hashes(shards: Sequence[VerifiedShard]) -> Hashes:
+def packed_sample_hashes(shards: Sequence[VerifiedShard]) -> Hashes:
     """Return the hashes of all samples that are in packs, whole or in parts."""
     cut = {sample for shard in shards for sample in shard.cut_parts}
     return joined_hashes([*(shard.sample_hashes for shard in shards), name_hashes(cut)])

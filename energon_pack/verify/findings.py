@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from energon_pack.errors import printable
+from energon_pack.errors import escape_unprintable
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -51,7 +51,7 @@ class Defect(NamedTuple):
     detail: str
 
     def __str__(self) -> str:
-        return f"{self.check}: {printable(self.where)}: {printable(self.detail)}"
+        return f"{self.check}: {escape_unprintable(self.where)}: {escape_unprintable(self.detail)}"
 
 
 @dataclass
@@ -115,7 +115,7 @@ def names_with(values: Hashes, names: Iterable[str]) -> Iterator[str]:
             yield name
 
 
-def repeated_hashes(values: Hashes) -> Hashes:
+def repeated_hashes(hashes: Hashes) -> Hashes:
     """Return the values that occur more than once."""
-    unique, counts = np.unique(values, return_counts=True)
+    unique, counts = np.unique(hashes, return_counts=True)
     return unique[counts > 1]

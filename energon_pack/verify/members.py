@@ -10,7 +10,7 @@ from zlib import crc32
 
 from energon_pack.dataset.files import PlanRow
 from energon_pack.dataset.pack_json import ParsedPack
-from energon_pack.dataset.shards import pack_conversation, parts_beside_json
+from energon_pack.dataset.shards import convert_to_pack_conversation, parts_beside_json
 from energon_pack.dataset.sources import SampleReader
 from energon_pack.errors import PackError, quote
 from energon_pack.samples.bytes import Bytes
@@ -34,23 +34,23 @@ from energon_pack.templates.template import Template
 _PIECE_BYTES = 1 << 20  # of a medium, that are read and compared at once
 
 
-def held_media(pack: ParsedPack) -> list[Part]:
+def list_media_parts(pack: ParsedPack) -> list[Part]:
     """Return the parts of a pack that packing copied from the source: all but JSON and tokens, in the tar's order."""
     return [] if pack.references else [part for part in pack.files.parts if part.name not in ("json", TOKENS_PART)]
 
 
-def check_checksums(file: Bytes, pack: ParsedPack, expected: Sequence[int]) -> Iterator[str]:
+def check_media_checksums(file: Bytes, pack: ParsedPack, expected_checksums: Sequence[int]) -> Iterator[str]:
     """Compare the media that a pack holds with the checksums of those that were packed, in the pack's order.
 
     If the tar has more or fewer of them, the JSON says their order.
     """
-    parts: list[Part | None] = [*held_media(pack)]
-    if len(parts) != len(expected):
+    parts: list[Part | None] = [*list_media_parts(pack)]
+    if len(parts) != len(expected_checksums):
         parts = [pack.parts.get(name) for name in pack.distinct_part_names]
-    if len(parts) != len(expected):
-        yield f"it has {len(parts)} media, {len(expected)} were packed"
+    if len(parts) != len(expected_checksums):
+        yield f"it has {len(parts)} media, {len(expected_checksums)} were packed"
         return
-    for part, checksum in zip(parts, expected, strict=True):
+    for part, checksum in zip(parts, expected_checksums, strict=True):
         if part is not None and part.size >= 0 and _checksum(file, part) != checksum:  # the check `parts` sees others
             yield f"{part.name} has other bytes than those that were packed"
 
@@ -62,7 +62,7 @@ def _checksum(file: Bytes, part: Part) -> int:
     return checksum
 
 
-def check_decoding(file: Bytes, part: Part) -> Iterator[str]:
+def check_medium_decodes(file: Bytes, part: Part) -> Iterator[str]:
     """Decode a medium, and yield what fails; of a video, also that it has fewer frames than its header says."""
     try:
         if part.name.endswith(".npy"):
@@ -112,7 +112,7 @@ def compare_members(
             continue
         try:
             sample = sources.with_headers(member, sources.read_without_media(member, settings))
-            content = pack_conversation(sample, pack.flavor)
+            content = convert_to_pack_conversation(sample, pack.flavor)
             parts = parts_beside_json(sample, content)
         except (PackError, Skip, OSError, IndexError) as error:  # IndexError: it lacks the turn at which it is cut
             yield "source text", member.sample_id, [_error_text(error)]
@@ -172,7 +172,7 @@ def _media_differences(
     part = pack.parts.get(name)
     if part is None or part.size < 0:
         return  # the check `parts` reports it
-    source_file = sources.checked_file(member, source)
+    source_file = sources.open_file_with_part_checked(member, source)
     if part.size != source.size:
         yield f"{name} has {part.size} bytes, {source.name} in the source {source.size}"
         return

@@ -17,7 +17,7 @@ from energon_pack.errors import quote
 from energon_pack.plan.settings import CAPS, Overlong, excess_text
 from energon_pack.samples.cut import SIDES, member_id, split_numbered_member_id
 from energon_pack.samples.flavors.base import MESSAGES_FIELD
-from energon_pack.samples.media.kinds import IMAGE, IMAGE_EXTENSIONS, KINDS, format_of
+from energon_pack.samples.media.kinds import IMAGE, IMAGE_EXTENSIONS, KINDS, find_media_format
 from energon_pack.samples.media.medium import SOUND_EXTENSION_OF
 from energon_pack.samples.member import MemberTokens
 from energon_pack.samples.pack_tokens import TOKENS_PART
@@ -32,7 +32,7 @@ _ARRAY_MAGIC = b"\x93NUMPY"
 # ------------------------------------------------------------------------------------------------------- its media
 
 
-def check_parts(pack: ParsedPack) -> Iterator[str]:
+def check_files_in_pack(pack: ParsedPack) -> Iterator[str]:
     """Yield defects if a pack's files are not its JSON, its tokens, and the media that its JSON names, in order."""
     names = [part.name for part in pack.files.parts]
     yield from (f"{part.name} holds no bytes of its own" for part in pack.files.parts if part.size < 0)
@@ -98,7 +98,7 @@ def check_media_format(pack: ParsedPack, name: str, head: bytes) -> Iterator[str
         if not head.startswith(_ARRAY_MAGIC):
             yield f"{name} begins with {head[:8]!r}: no array"
         return
-    format = format_of(head)
+    format = find_media_format(head)
     usual, content = (format.extension, format.kind) if format else (None, None)
     line = f"{name} begins with {head[:8]!r}: {usual or 'no medium that is known'}"
     if pack.flavor.names_content:
@@ -154,20 +154,20 @@ def _unshared_lens(pack: ParsedPack) -> list[int]:
     return [length - shared_len for length, shared_len in zip(lens, pack.shared_lens, strict=False)]
 
 
-def check_capacity(
-    pack: ParsedPack, packing: Mapping[str, Any], members: Sequence[PlanRow] | None = None
+def check_packing_limits(
+    pack: ParsedPack, packing_limits: Mapping[str, Any], members: Sequence[PlanRow] | None = None
 ) -> Iterator[str]:
-    """Yield each limit of `packing.*`, such as `max_token_len`, that a pack exceeds.
+    """Yield each limit of `packing_limits.*`, such as `max_token_len`, that a pack exceeds.
 
     Args:
-        packing: the limits by name, as in the config.
+        packing_limits: the limits by name, as in the config.
         members: the pack's rows of the plan, which count tokens of media; None: limits on media are not checked.
     """
     lens = _unshared_lens(pack)
-    multiple = packing.get("pad_to_multiple_of")
+    multiple = packing_limits.get("pad_to_multiple_of")
     if type(multiple) is not int or multiple < 1:
         return  # the check `metadata` reports it
-    may_be_long = packing.get("overlong") == Overlong.own_pack and type(packing.get("hard_limit")) is int
+    may_be_long = packing_limits.get("overlong") == Overlong.own_pack and type(packing_limits.get("hard_limit")) is int
     if may_be_long and len(lens) > 1:  # a pair is alone, too
         may_be_long = [part for _, part in samples_in_pack(pack, members)] == [*SIDES]
     knob = "hard_limit" if may_be_long else "max_token_len"
@@ -184,7 +184,7 @@ def check_capacity(
         if cap.name == "max_attention_cost":
             value = sum(squares)
         name = knob if cap.name == "max_token_len" else cap.name
-        if type(limit := packing.get(name)) is int and value > limit:
+        if type(limit := packing_limits.get(name)) is int and value > limit:
             yield excess_text(name, value, limit)
 
 
@@ -194,21 +194,21 @@ def check_fingerprint(pack: ParsedPack, expected: Any) -> Iterator[str]:
         yield f"fingerprint {quote(fingerprint)}, the manifest has {quote(expected)}"
 
 
-def check_plan(pack: ParsedPack, members: Sequence[PlanRow] | None) -> Iterator[str]:
-    """Yield where a pack differs from its rows of the plan, `members`; None: the plan has no such pack."""
-    if members is None:
+def compare_pack_with_plan(pack: ParsedPack, plan_rows: Sequence[PlanRow] | None) -> Iterator[str]:
+    """Yield where a pack differs from its rows of the plan, `plan_rows`; None: the plan has no such pack."""
+    if plan_rows is None:
         yield "it is not in the plan"
         return
     names = pack.flavor.all_part_names(
-        [[(part.kind, part.extension) for part in member.parts] for member in members],
-        [member.num_shared_media for member in members],
+        [[(part.kind, part.extension) for part in member.parts] for member in plan_rows],
+        [member.num_shared_media for member in plan_rows],
     )
     expected: dict[str, list[Any]] = {
-        "sample_ids": [member.sample_id for member in members],
-        "token_lens": [member.token_len for member in members],
-        "num_supervised": [member.num_supervised for member in members],
-        "shared_lens": [member.shared_len for member in members],
-        "source_parts": [[part.name for part in member.parts] for member in members],
+        "sample_ids": [member.sample_id for member in plan_rows],
+        "token_lens": [member.token_len for member in plan_rows],
+        "num_supervised": [member.num_supervised for member in plan_rows],
+        "shared_lens": [member.shared_len for member in plan_rows],
+        "source_parts": [[part.name for part in member.parts] for member in plan_rows],
         "media_files": names,
     }
     stated = {**pack.meta, **({} if pack.part_names is None else {"media_files": pack.media_names})}
@@ -216,7 +216,7 @@ def check_plan(pack: ParsedPack, members: Sequence[PlanRow] | None) -> Iterator[
         if name in stated and stated[name] != values:
             yield f"{name}: {_difference(stated[name], values)}"
     places = {reference.name: reference.place for reference in pack.references}
-    for its_names, member in zip(names, members, strict=True):
+    for its_names, member in zip(names, plan_rows, strict=True):
         for name, part in [*zip(its_names, member.parts, strict=True)][member.num_shared_media :]:
             if name in pack.parts and pack.parts[name].size != part.size:
                 yield f"{name} has {pack.parts[name].size} bytes, in the plan {part.size}"
@@ -233,7 +233,7 @@ def _difference(stated: Sequence[Any], expected: Sequence[Any]) -> str:
     return f"member {index} is {quote(stated[index])}, in the plan {quote(expected[index])}"
 
 
-def check_pairs(pack: ParsedPack, members: Sequence[PlanRow] | None) -> Iterator[str]:
+def check_preference_pairs(pack: ParsedPack, members: Sequence[PlanRow] | None) -> Iterator[str]:
     """Yield samples whose sides, the chosen and the rejected one, do not stand side by side in a pack."""
     sides = [both for both in samples_in_pack(pack, members) if both[1] in SIDES]
     for place in range(0, len(sides), 2):

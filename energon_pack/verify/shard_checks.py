@@ -13,11 +13,11 @@ import numpy as np
 from energon_pack.dataset.files import MediaChecksums, PlanFile, PlanRow, PlanRowLookup, open_checksums
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.pack_json import ParsedPack, parse_pack, read_written_tokens, shard_with_referenced_media
-from energon_pack.dataset.pack_parts import PackFiles, packs_in
+from energon_pack.dataset.pack_parts import PackFiles, group_files_by_pack
 from energon_pack.dataset.source_media import ReferencedMediaReader
 from energon_pack.dataset.sources import SampleReader
 from energon_pack.errors import PackError
-from energon_pack.plan.splits import SPLITS, split_of_samples
+from energon_pack.plan.splits import SPLITS, assign_samples_to_splits
 from energon_pack.run.stores.requests import reraising_store_errors
 from energon_pack.run.workshop import Workshop
 from energon_pack.samples.bytes import Bytes
@@ -26,18 +26,18 @@ from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.member import MemberTokens
 from energon_pack.samples.pack_tokens import TOKENS_PART, TokensDamaged
 from energon_pack.samples.settings import ReadSettings
-from energon_pack.sources.other_formats import decompress_command
+from energon_pack.sources.other_formats import find_decompress_command
 from energon_pack.sources.shard import Shard
-from energon_pack.sources.storage import call_counting_bytes
+from energon_pack.sources.storage import call_counting_read_bytes
 from energon_pack.sources.tar import TarScan
 from energon_pack.templates.processor import load_saved_template
 from energon_pack.verify import pack_checks as checks
 from energon_pack.verify.findings import Findings, name_hash
 from energon_pack.verify.members import (
-    check_checksums,
-    check_decoding,
+    check_media_checksums,
+    check_medium_decodes,
     compare_members,
-    held_media,
+    list_media_parts,
     member_lies_within_shard,
 )
 
@@ -91,7 +91,7 @@ class VerifiedShard:
         self.pack_hashes.append(name_hash(pack.files.key))
         samples = list(checks.samples_in_pack(pack, members))
         if job.split_shares:
-            numbers = split_of_samples((sample for sample, _ in samples), job.split_shares, job.seed)
+            numbers = assign_samples_to_splits((sample for sample, _ in samples), job.split_shares, job.seed)
             self.splits |= {SPLITS[number] for number in numbers.tolist()}
         for sample, part in samples:
             if part is None:
@@ -110,7 +110,7 @@ def verify_shards(jobs: Sequence[VerifyJob], findings: Findings, workshop: Works
     states = [job.folder.state(job.name) for job in jobs]
     sizes = [0 if state is None else state.size for state in states]
     with workshop.progress.stage("verify", len(jobs), "shards", sum(sizes)) as advance:
-        results = workshop.executor.map(partial(call_counting_bytes, verify_shard), jobs)
+        results = workshop.executor.map(partial(call_counting_read_bytes, verify_shard), jobs)
         for (shard, num_bytes), size in zip(results, sizes, strict=True):
             findings.merge(shard.findings)
             shards.append(shard)
@@ -132,8 +132,8 @@ def verify_shard(job: VerifyJob) -> VerifiedShard:
             SampleReader(job.source or {}) as sources,
             open_checksums(job.folder, job.key_prefix) as sums,
         ):
-            compressed, scan = decompress_command(file), TarScan(file)
-            for group in _group_packs(packs_in(scan)):
+            compressed, scan = find_decompress_command(file), TarScan(file)
+            for group in _group_packs(group_files_by_pack(scan)):
                 shard.pack_offsets[-1:] = array("Q", [*(files.start for files in group), group[-1].end])
                 rows = None if plan is None else _plan_rows(plan, job, group, findings)
                 plan = None if rows is None else plan
@@ -173,7 +173,11 @@ def _verify_pack(
     _check_media_checksums(parts, pack, sums, shard)
     _check_media(parts, job, pack, findings)
     if rows is not None:
-        findings.add("plan", where, [*checks.check_plan(pack, members), *checks.check_pairs(pack, members)])
+        findings.add(
+            "plan",
+            where,
+            [*checks.compare_pack_with_plan(pack, members), *checks.check_preference_pairs(pack, members)],
+        )
     if members and job.source is not None:
         template = None if job.template_folder is None else load_saved_template(job.template_folder)
         again = None if template is None or len(tokens) != len(members) else (tokens, template)
@@ -216,7 +220,7 @@ def read_packs(
     """Yield for each pack of the shard `name` the file that holds its parts, the pack, and the defects of its JSON."""
     media = ReferencedMediaReader(folder.path)
     with folder.open(name) as file:
-        for files in packs_in(TarScan(file)):
+        for files in group_files_by_pack(TarScan(file)):
             pack, defects = parse_pack(files, _read_json(file, files), flavor)
             yield shard_with_referenced_media(file, pack, media), pack, defects
 
@@ -266,22 +270,22 @@ def _plan_rows(
 
 def _check_pack(job: VerifyJob, pack: ParsedPack, members: list[PlanRow] | None, findings: Findings) -> None:
     where = f"{job.name}: {pack.files.key}"
-    findings.add("parts", where, checks.check_parts(pack), len(pack.files.parts))
+    findings.add("parts", where, checks.check_files_in_pack(pack), len(pack.files.parts))
     findings.add("placeholders", where, checks.check_placeholders(pack), len(pack.json_of_members or ()))
     findings.add("sums", where, checks.check_total_token_len(pack))
-    findings.add("capacity", where, checks.check_capacity(pack, job.packing, members))
+    findings.add("capacity", where, checks.check_packing_limits(pack, job.packing, members))
     findings.add("fingerprint", where, checks.check_fingerprint(pack, job.fingerprint))
 
 
 def _check_media_checksums(file: Bytes, pack: ParsedPack, sums: MediaChecksums | None, shard: VerifiedShard) -> None:
     """Compare the media that a pack holds with their checksums; count those that have none."""
-    number = len(held_media(pack))
+    number = len(list_media_parts(pack))
     expected = None if sums is None else sums.of_pack(pack.files.key)
     if expected is None:
         shard.num_without_sum += number
     else:
         where = f"{shard.name}: {pack.files.key}"
-        shard.findings.add("media", where, check_checksums(file, pack, expected), number)
+        shard.findings.add("media", where, check_media_checksums(file, pack, expected), number)
 
 
 def _check_media(file: Bytes, job: VerifyJob, pack: ParsedPack, findings: Findings) -> None:
@@ -298,6 +302,6 @@ def _check_media(file: Bytes, job: VerifyJob, pack: ParsedPack, findings: Findin
             findings.add("references", where, [])
         findings.add("kinds", where, checks.check_media_format(pack, part.name, head))
         if job.decode:
-            origin = pack.sample_of_medium(part.name)
+            origin = pack.sample_id_of_medium(part.name)
             where += f": {origin}" * (origin is not None)
-            findings.add("decode", where, check_decoding(file, part))
+            findings.add("decode", where, check_medium_decodes(file, part))

@@ -21,14 +21,14 @@ from energon_pack.errors import PackError, one_line, quote
 from energon_pack.plan.settings import MAX_EPOCHS
 from energon_pack.run.address import lies_in, tidy_address
 from energon_pack.run.stores.requests import reraising_store_errors
-from energon_pack.run.untrusted_input import dataclass_from_plain
+from energon_pack.run.untrusted_input import dataclass_from_dict
 from energon_pack.run.workshop import Workshop
-from energon_pack.samples.raw_record import name_with_hash
+from energon_pack.samples.raw_record import function_name_with_file_hash
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources import source_path
-from energon_pack.sources.demo import make_demo
+from energon_pack.sources.demo import make_demo_source_and_processor
 from energon_pack.sources.find import Source
-from energon_pack.sources.sample_ratio import drawn_keys, earlier_occurrences
+from energon_pack.sources.sample_ratio import count_earlier_occurrences, drawn_keys
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import folder_of, path_in
@@ -133,7 +133,7 @@ def ensure_demo_folders(folder: DatasetFolder, report: Mapping[str, Any]) -> tup
     """Return the folders of the source and the processor of a packed demo; they are made again if they are gone."""
     cache = nested_value(report, "config", "cache_dir")
     cache_dir = resolve_packing_path(report, cache) if isinstance(cache, str) else None
-    return make_demo(cache_folder(cache_dir, folder_of(folder.path)) / "demo")
+    return make_demo_source_and_processor(cache_folder(cache_dir, folder_of(folder.path)) / "demo")
 
 
 def reading_settings_without_map(manifest: Mapping[str, Any]) -> ReadSettings:
@@ -146,7 +146,7 @@ def _settings_from_texts(kind: type[Settings], node: Any) -> Settings:
     texts = {key: value for key, value in _text_items(node).items() if key not in ("map", "path")}
     names = {key: _text_items(nested_value(node, key)) for key in ("columns", "roles")}
     try:
-        return dataclass_from_plain(kind, texts | names)
+        return dataclass_from_dict(kind, texts | names)
     except ValueError:  # the manifest is damaged
         return kind()
 
@@ -160,7 +160,7 @@ def trusted_map_step(manifest: Mapping[str, Any], trusted: str | None) -> str | 
     name = nested_value(manifest, "content", "source", "map")
     step = name.partition("#")[0] if isinstance(name, str) else None
     if step == trusted:
-        return name_with_hash(name) if isinstance(name, str) else None
+        return function_name_with_file_hash(name) if isinstance(name, str) else None
     if trusted is None:
         raise PackError(f"the dataset was packed with source.map={step}: --map {step} runs that code for --source")
     raise PackError(f"--map {trusted}: the dataset was packed with source.map={step}")
@@ -273,5 +273,5 @@ def _sample_ids(job: _HashJob) -> Iterator[str]:
     keys = shard.index()["key"].to_pylist()
     rows = shard.drawn(len(keys), job.seed)
     if rows is not None:
-        keys = drawn_keys(keys, rows, earlier_occurrences(rows))
+        keys = drawn_keys(keys, rows, count_earlier_occurrences(rows))
     return map(shard.sample_id, keys)

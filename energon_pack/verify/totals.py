@@ -13,7 +13,7 @@ from energon_pack.dataset.manifest import MANIFEST, REPORT
 from energon_pack.errors import quote
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason
-from energon_pack.verify.dataset_checks import packed_hashes
+from energon_pack.verify.dataset_checks import packed_sample_hashes
 from energon_pack.verify.findings import Hashes, name_hash, names_with
 from energon_pack.verify.shard_checks import VerifiedShard
 
@@ -22,7 +22,7 @@ _REASONS = {reason.value for reason in Reason}
 _REASONS_OF_PACKED = {Reason.DUPLICATE_KEY.value, Reason.TRUNCATED_TAR.value}
 
 
-class Ledger:
+class SkippedLedger:
     """The samples that skipped.jsonl lists, as hashes, and the defects of its lines.
 
     Samples with the reason `cut_off` are packed, too, and not counted here.
@@ -76,10 +76,10 @@ class Ledger:
 
 
 def check_totals(
-    report: Mapping[str, Any], manifest: Mapping[str, Any], shards: Sequence[VerifiedShard], ledger: Ledger
+    report: Mapping[str, Any], manifest: Mapping[str, Any], shards: Sequence[VerifiedShard], ledger: SkippedLedger
 ) -> Iterator[str]:
     """Yield each count in report.json or the manifest that differs from what shards and ledger add up to."""
-    packed = len(np.unique(packed_hashes(shards)))
+    packed = len(np.unique(packed_sample_hashes(shards)))
     num_cut = len({sample for shard in shards for sample in shard.cut_parts})
     num_packs = sum(len(shard.pack_hashes) for shard in shards)
     num_parts = sum(len(shard.sample_hashes) + sum(map(len, shard.cut_parts.values())) for shard in shards)

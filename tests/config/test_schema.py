@@ -13,7 +13,7 @@ from hydra import compose, initialize_config_dir
 from energon_pack.config import MediaConfig, ModelConfig, PackConfig, Rope, conf_dir, plain
 from energon_pack.config.validate import to_config
 from energon_pack.errors import PackError
-from energon_pack.run.untrusted_input import dataclass_from_plain
+from energon_pack.run.untrusted_input import dataclass_from_dict
 
 
 def nodes(kind: type[Any] = PackConfig) -> list[type[Any]]:
@@ -56,8 +56,8 @@ def test_a_node_comes_back_from_its_json() -> None:
     )
     for node in (getattr(config, field.name) for field in fields(config)):
         if is_dataclass(node) and not hasattr(node, "splits"):
-            assert repr(dataclass_from_plain(type(node), plain(node))) == repr(node)
-    assert dataclass_from_plain(MediaConfig, {"fps": 2.0, "of_another_version": 1}) == MediaConfig(fps=2.0)
+            assert repr(dataclass_from_dict(type(node), plain(node))) == repr(node)
+    assert dataclass_from_dict(MediaConfig, {"fps": 2.0, "of_another_version": 1}) == MediaConfig(fps=2.0)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.templates import full_processor as loading
 from energon_pack.templates import pixels
-from energon_pack.templates.full_processor import full_processor
+from energon_pack.templates.full_processor import load_full_processor
 from energon_pack.training.pack_encoder import PackEncoder
 from support.packed import demo_config
 from support.processors import change
@@ -189,7 +189,7 @@ def test_a_dataset_of_texts_is_joined_whatever_its_pixels_would_be(
     for join in DOORS:
         join(texts, twins[0])
     rules = pack_encoder(texts.parent / "hand.yaml").rules
-    assert full_processor(rules).image_processor.image_mean[0] == 0.48145466
+    assert load_full_processor(rules).image_processor.image_mean[0] == 0.48145466
 
 
 # ---------------------------------------------------------------------------------- an encoder made for another dataset
@@ -279,7 +279,7 @@ def test_an_encoder_of_texts_reads_no_pictures_of_another_processor(
 
 def saved_anew(demo: tuple[Path, Path], folder: Path) -> Path:
     """The demo's processor as transformers 5 saves it: all settings in one file of another form."""
-    full_processor(kept_like(demo[1])).save_pretrained(folder)
+    load_full_processor(kept_like(demo[1])).save_pretrained(folder)
     assert not (folder / IMAGES).exists()
     return folder
 
@@ -407,7 +407,7 @@ def test_what_is_kept_stands_in_one_file(dataset: Path) -> None:
 def test_kept_figures_bear_what_two_kinds_of_cpus_differ_by(dataset: Path, change_by: float) -> None:
     """Single pixels of float resizes differ by 1.5e-4 of their range in 81 of 100 values."""
     rules = read_kept_rules(dataset).rules_with_own_processor
-    processor = full_processor(rules)
+    processor = load_full_processor(rules)
 
     class Noisy:
         def __getattr__(self, name: str) -> Any:
@@ -421,22 +421,22 @@ def test_kept_figures_bear_what_two_kinds_of_cpus_differ_by(dataset: Path, chang
                     output[name] = output[name] + 2 * change_by * noise
             return output
 
-    assert pixels.describe_input_difference(Noisy(), rules) == ""
-    assert pixels.trial_input_figures(Noisy(), rules) == rules.made
+    assert pixels.describe_inputs_changed_since_packing(Noisy(), rules) == ""
+    assert pixels.measure_trial_inputs(Noisy(), rules) == rules.made
     other = replace(rules, call_settings={**rules.call_settings, "image": {"resample": 0}})
-    assert pixels.describe_input_difference(processor, other).startswith("pixel_values of images has")
+    assert pixels.describe_inputs_changed_since_packing(processor, other).startswith("pixel_values of images has")
 
 
 def test_pixels_of_a_short_type_are_kept(dataset: Path) -> None:
     """Llama 4's processor makes them in bfloat16, which numpy has not: its packs ended in a TypeError."""
     rules = read_kept_rules(dataset).rules_with_own_processor
-    processor = full_processor(rules)
+    processor = load_full_processor(rules)
 
     class Short:
         def __call__(self, **arguments: Any) -> Any:
             made = processor(**arguments)
             return {name: one.bfloat16() if one.is_floating_point() else one for name, one in made.items()}
 
-    assert {name: one["shape"] for name, one in pixels.trial_input_figures(Short(), rules)["image"].items()} == {
+    assert {name: one["shape"] for name, one in pixels.measure_trial_inputs(Short(), rules)["image"].items()} == {
         name: one["shape"] for name, one in rules.made["image"].items()
     }

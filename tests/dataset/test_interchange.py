@@ -228,8 +228,10 @@ def test_fields_that_are_said_are_believed() -> None:
         sample_loader_py=True, sample_type="a:B", sample_fields=["images", "videos", "contexts", "answers"]
     )
     output.check()
-    assert output.plain_flavor().gives == ("images", "videos", "contexts", "answers")
-    assert replace(output, sample_fields=[*TheirChatMix.__annotations__]).plain_flavor() is STACK_FLAVORS[0]
+    assert output.find_flavor_for_sample_type().gives == ("images", "videos", "contexts", "answers")
+    assert (
+        replace(output, sample_fields=[*TheirChatMix.__annotations__]).find_flavor_for_sample_type() is STACK_FLAVORS[0]
+    )
 
 
 @pytest.mark.parametrize("form", STACK_FLAVORS, ids=lambda form: type(form).__name__)

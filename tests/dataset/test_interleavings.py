@@ -24,8 +24,8 @@ import pyarrow as pa
 import pytest
 
 from energon_pack.dataset import in_folder, in_store
-from energon_pack.dataset.in_folder import DatasetInFolder
-from energon_pack.dataset.in_store import DatasetInStore
+from energon_pack.dataset.in_folder import FolderDestination
+from energon_pack.dataset.in_store import StoreDestination
 from energon_pack.dataset.shards import WrittenPacks
 from energon_pack.dataset.tar_writer import size_of_finished_tar
 from energon_pack.errors import PackError
@@ -85,13 +85,13 @@ def is_published(errors: Sequence[BaseException | None], is_over: Sequence[bool]
     return any(over and error is None for error, over in zip(errors, is_over, strict=True))
 
 
-def run(destination: DatasetInFolder, wish: Wish, write: Callable[[Path], None]) -> None:
+def run(destination: FolderDestination, wish: Wish, write: Callable[[Path], None]) -> None:
     """Do the part of `pack` that comes after the plan."""
     destination.refuse_existing(wish.overwrite)
     with destination.open_staging(wish.identity) as staging:
         destination.begin_writing(staging, wish.identity, 0, wish.overwrite)
         write(staging)
-        with destination.discarding_wrong_shards(staging, wish.identity):
+        with destination.discard_shards_on_error(staging, wish.identity):
             if wish.fails:
                 raise PackError("wrong")
         destination.publish(staging, wish.identity, wish.overwrite)
@@ -121,7 +121,7 @@ class Folder(World):
 
     def bodies(self) -> list[Callable[[], None]]:
         def body(wish: Wish) -> None:
-            run(DatasetInFolder(self._final), wish, lambda staging: self._write(staging, wish.identity))
+            run(FolderDestination(self._final), wish, lambda staging: self._write(staging, wish.identity))
 
         return [lambda wish=wish: body(wish) for wish in self._wishes]  # type: ignore[misc]
 
@@ -140,7 +140,7 @@ class Folder(World):
 
     def judge(self, errors: list[BaseException | None], is_over: list[bool]) -> None:
         refuse_long_stories(errors)
-        with DatasetInFolder(self._final).open_staging("next"):
+        with FolderDestination(self._final).open_staging("next"):
             found = {
                 path.relative_to(self._final).as_posix(): path.read_text()
                 for path in self._final.rglob("*")
@@ -295,12 +295,12 @@ class Stored(World):
 
     def bodies(self) -> list[Callable[[], None]]:
         def body(number: int, wish: Wish) -> None:
-            destination = DatasetInStore("s3://bucket/out/NAME", self._folder / str(number) / "NAME")
+            destination = StoreDestination("s3://bucket/out/NAME", self._folder / str(number) / "NAME")
             run(destination, wish, lambda staging: self._write(destination, wish.identity, staging))
 
         return [partial(body, number, wish) for number, wish in enumerate(self._wishes)]
 
-    def _write(self, destination: DatasetInStore, identity: str, staging: Path) -> None:
+    def _write(self, destination: StoreDestination, identity: str, staging: Path) -> None:
         for name in shard_names(identity):
             job: Any = SimpleNamespace(path=staging / name, plan=identity, row_group=0, identity=None)
             destination.write_shard(job)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from energon_pack.dataset import staging_files
-from energon_pack.dataset.in_folder import DatasetInFolder
+from energon_pack.dataset.in_folder import FolderDestination
 from support.packed import demo_config, files, packed
 from support.running import ROOT, run_here
 
@@ -120,7 +120,7 @@ def test_what_a_kill_behind_publishing_left_is_removed_by_the_next_call(
     if overwrites:
         packed(config(seed=1))
     with monkeypatch.context() as patch:
-        patch.setattr(DatasetInFolder, "_remove_ledger_and_page", stop)
+        patch.setattr(FolderDestination, "_remove_ledger_and_page", stop)
         patch.setattr(staging_files, "remove_folder", lambda path: None)
         with pytest.raises(KeyboardInterrupt):
             packed(config(output__overwrite=overwrites))
@@ -130,7 +130,7 @@ def test_what_a_kill_behind_publishing_left_is_removed_by_the_next_call(
     other = left / "another identity.12345678"
     other.mkdir()
     expected = files(tmp_path / "packed")
-    with DatasetInFolder(tmp_path / "packed")._locked(fcntl.LOCK_SH):
+    with FolderDestination(tmp_path / "packed")._locked(fcntl.LOCK_SH):
         packed(config())
     assert any(left.glob("*.old")) == overwrites  # another process was at work
     packed(config())

@@ -32,7 +32,7 @@ from energon_pack.samples.flavors import PACKED_FLAVORS
 from energon_pack.samples.flavors.base import without_references
 from energon_pack.samples.sample import Reference
 from energon_pack.sources.find import Source
-from energon_pack.sources.referenced_media import SourceMedia
+from energon_pack.sources.referenced_media import SourceMediaReader
 from energon_pack.sources.shard import Shard, TarShard
 from energon_pack.unpack import unpack
 from support.batches import same
@@ -497,7 +497,7 @@ def test_verify_tells_what_is_damaged(referred: Path, change_json: Callable[[Any
 def test_few_files_are_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A source may have a hundred thousand shards."""
     monkeypatch.setattr("energon_pack.sources.media_files._MAX_OPEN_FILES", 2)
-    media = SourceMedia(str(tmp_path))
+    media = SourceMediaReader(str(tmp_path))
     for i in range(5):
         (tmp_path / f"{i}.jpg").write_bytes(bytes([i]) * 5)
     from zlib import crc32

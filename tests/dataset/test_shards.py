@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_pack.dataset import in_folder
-from energon_pack.dataset.in_folder import DatasetInFolder
+from energon_pack.dataset.in_folder import FolderDestination
 from energon_pack.dataset.tar_writer import TarWriter, tar_header
 from energon_pack.errors import PackError, format_bytes
 from energon_pack.sources.storage import open_file
@@ -60,7 +60,7 @@ def test_little_room_is_said_in_units_that_show_it(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=8e6))
     (tmp_path / "packed-000000.tar").write_bytes(bytes(1_000_000))
     with pytest.raises(PackError, match=r"the shards take about 13\.1 MB, and 8\.0 MB are free beside"):
-        DatasetInFolder(tmp_path / "packed").begin_writing(tmp_path, "identity", 14_060_000, overwrite=False)
+        FolderDestination(tmp_path / "packed").begin_writing(tmp_path, "identity", 14_060_000, overwrite=False)
     assert [format_bytes(number) for number in (12, 3_400, 2.5e9)] == ["12 bytes", "3.4 kB", "2.5 GB"]
 
 
@@ -70,7 +70,7 @@ def test_a_run_whose_folder_is_gone_does_not_move_the_dataset(tmp_path: Path, mo
     (final / ".nv-meta").mkdir(parents=True)
     (final / ".nv-meta/energon_pack.json").touch()
     rename, inode = os.rename, in_folder._inode
-    run = DatasetInFolder(final)
+    run = FolderDestination(final)
 
     def stop_at_the_dataset(source: Path, target: Path) -> None:
         assert source != final
@@ -85,7 +85,7 @@ def test_a_run_whose_folder_is_gone_does_not_move_the_dataset(tmp_path: Path, mo
 
 def test_a_half_written_mark_is_not_published(tmp_path: Path) -> None:
     """A worker that is killed between writing and renaming leaves it, and the dataset held it for ever."""
-    run = DatasetInFolder(tmp_path / "NAME")
+    run = FolderDestination(tmp_path / "NAME")
     with run.open_staging("a") as staging:
         for name in ("packed-000000.tar", "packed-000000.tar.done", "packed-000000.tar.done.4f2a.tmp"):
             (staging / name).touch()

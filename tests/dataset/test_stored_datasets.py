@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from energon_pack.config import PackConfig, Stage
-from energon_pack.dataset.in_store import Marker
+from energon_pack.dataset.in_store import RunMarkerOnStore
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.run.stores import by_obstore, requests
@@ -196,7 +196,7 @@ def test_the_marker_that_a_kill_behind_publishing_left_is_removed_by_the_next_ca
 
     run = small(config, f"{bucket.address}/out", tmp_path / "cache")
     with monkeypatch.context() as patch:
-        patch.setattr(Marker, "remove_if_own", stop)
+        patch.setattr(RunMarkerOnStore, "remove_if_own", stop)
         with pytest.raises(KeyboardInterrupt):
             pack(run)
     expected, marker = bucket.files("out/packed"), "out/.staging/packed/identity"

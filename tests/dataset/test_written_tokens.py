@@ -20,19 +20,19 @@ from energon_pack.config import Format, Mask, MediaIn, ModelConfig, OutputConfig
 from energon_pack.dataset.packing_template import load_template
 from energon_pack.errors import PackError
 from energon_pack.inspect.dataset import open_dataset
-from energon_pack.inspect.vocabulary import vocabulary_for
-from energon_pack.lengths.kept_tokens import KeptTokens, TokenWriter, trim_kept_tokens
+from energon_pack.inspect.vocabulary import load_token_decoder
+from energon_pack.lengths.kept_tokens import KeptTokenReader, TokenWriter, remove_oldest_token_files
 from energon_pack.lengths.measure import LengthsWrong
 from energon_pack.lengths.table_cache import RowRun, write_cache_file
 from energon_pack.loading.task_encoder import PackedTaskEncoder, inputs_of
 from energon_pack.pack import pack
-from energon_pack.plan.settings import Share
-from energon_pack.report.views.view import vocabulary_of
+from energon_pack.plan.settings import SharedBeginnings
+from energon_pack.report.views.view import token_decoder_of
 from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.member import MediumInput, MemberTokens, PixelStep
 from energon_pack.samples.pack_tokens import CHECKSUM_FIELD, PackTokens, members_of
 from energon_pack.samples.written_tokens import join_member_tokens
-from energon_pack.templates.model_inputs import tokens_of_foreign_member
+from energon_pack.templates.model_inputs import tokenize_foreign_member
 from energon_pack.templates.template import Template
 from energon_pack.unpack import unpack
 from support import processors
@@ -97,7 +97,7 @@ def check_written(folder: Path, processor: Path) -> list[MemberTokens]:
     members = [member for sample in train(folder) for member in inputs_of(sample)]
     for member in members:
         assert member.tokens is not None
-        made = plain(replace(tokens_of_foreign_member(template, member), shared_len=member.shared.num_tokens))
+        made = plain(replace(tokenize_foreign_member(template, member), shared_len=member.shared.num_tokens))
         assert made.ids.tolist() == member.tokens.ids.tolist()
         assert replace(made, ids=member.tokens.ids) == member.tokens
     return [member.tokens for member in members if member.tokens is not None]
@@ -154,7 +154,7 @@ def test_trees_say_what_they_share(config: Make, demo: tuple[Path, Path], tmp_pa
     for i in range(4):
         members |= {f"q{i}.json": chat("<image>What is it?", f"It is {i}."), f"q{i}.jpg": picture(280, 280)}
     source = write_tar(tmp_path / "source/a.tar", members).parent
-    written = check_written(packed(config(source, packing__share=Share.prefix)), demo[1])
+    written = check_written(packed(config(source, packing__share=SharedBeginnings.prefix)), demo[1])
     assert [tokens.shared_len > 9 for tokens in written] == [False, True, True, True]
 
 
@@ -207,7 +207,7 @@ def test_an_engine_that_counts_wrong_is_not_asked_again(
 
     monkeypatch.setattr(Template, "tokens_of", miscount)
     monkeypatch.setattr(Template, "member_tokens", rendered)
-    monkeypatch.setattr(KeptTokens, "find", lambda *_: None)
+    monkeypatch.setattr(KeptTokenReader, "find", lambda *_: None)
     make: Callable[..., PackConfig] = partial(config, source, cache_dir=str(tmp_path / "cache"))
     with pytest.raises(LengthsWrong, match=r"28 tokens, .*, and 29 and 4 as measured with measure.engine=auto"):
         pack(make())
@@ -262,7 +262,7 @@ def test_kept_tokens_are_those_of_their_sample_or_none(tmp_path: Path) -> None:
     places = [keeping.add(its, timed if i else read_of(id=7), i) for i, its in enumerate(members)]
     file = keeping.write(tmp_path)
     (path,) = tmp_path.iterdir()
-    with KeptTokens(tmp_path) as kept:
+    with KeptTokenReader(tmp_path) as kept:
         for checksum, (place, member) in enumerate(zip(places, members, strict=True)):
             found = kept.find(file + place, checksum)
             assert found is not None
@@ -283,7 +283,7 @@ def test_the_oldest_tokens_go_where_a_cache_has_too_many(tmp_path: Path, monkeyp
         keeping.add(MemberTokens(np.array([day] * 3), []), read_of(), day)
         number = keeping.write(tmp_path / folder) >> 32
         os.utime(tmp_path / folder / f"{number:08x}.tokens", (day, day))
-        trim_kept_tokens(tmp_path)
+        remove_oldest_token_files(tmp_path)
     sizes = [(path.parent.name, path.stat().st_mtime) for path in tmp_path.glob("*/*.tokens")]
     assert sorted(sizes) == [("a", 2.0), ("b", 1.0)]
 
@@ -361,7 +361,7 @@ def test_what_packs_without_conversations_can_not_do_is_said(
     assert checked.num_checked["source tokens"] == 3
     opened, number = open_dataset(folder), 0
     with opened.packs:
-        vocabulary, _ = vocabulary_for(opened, str(demo[1]), False)
+        vocabulary, _ = load_token_decoder(opened, str(demo[1]), False)
         assert vocabulary is not None
         seen, told = (opened.view(opened.packs[number], known) for known in (vocabulary, None))
     assert not seen.holds_text
@@ -403,7 +403,7 @@ def test_what_is_shown_is_what_was_written(config: Make, demo: tuple[Path, Path]
     """A look that rendered the JSON again would show "Yes.", whatever is trained in its place."""
     source = write_tar(tmp_path / "source/a.tar", {"a.json": chat("Is it?", "Yes.")}).parent
     folder = packed(config(source))
-    shard, vocabulary = folder / "packed-000000.tar", vocabulary_of(load_template(folder, str(demo[1])))
+    shard, vocabulary = folder / "packed-000000.tar", token_decoder_of(load_template(folder, str(demo[1])))
     (name, data), (of_tokens, written) = read_shard(shard)
     (tokens,) = members_of(PackTokens.from_bytes(written))
     ids = tokens.ids.copy()

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from energon_pack.samples.conversation import placed_record
+from energon_pack.samples.conversation import match_placeholders_with_media
 from energon_pack.samples.dialects.table import DIALECTS, TURN_FIELDS
-from energon_pack.samples.media.kinds import kind_by_extension
+from energon_pack.samples.media.kinds import media_kind_by_extension
 from energon_pack.samples.settings import Columns, ReadSettings, Roles
 from energon_pack.sources.jsonl.dialects import RowSettings, parse_row
 from support.pages import blocks, code, section, table
@@ -17,7 +17,9 @@ ROWS = table(PAGE, "dialect | a record")
 
 def packed(value: object, settings: ReadSettings) -> str:
     record = parse_row(value, RowSettings("/data"), settings)
-    messages = placed_record(record, [kind_by_extension(name) or "" for name in record.listed_media or ()]).messages
+    messages = match_placeholders_with_media(
+        record, [media_kind_by_extension(name) or "" for name in record.listed_media or ()]
+    ).messages
     return " · ".join(f"{message['role']}§{message['content']}" for message in messages)
 
 

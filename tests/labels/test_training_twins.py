@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from energon_pack.samples.skip import Skip
-from energon_pack.templates.settings import Empty, TemplateDrops
+from energon_pack.templates.settings import EmptyAnswerPolicy, TemplateDrops
 from support.labels.conversations import conversations
 from support.labels.folders import build_template, make_folder
 from support.labels.prefix import _Today
@@ -52,7 +52,7 @@ def differences(base: str, templates: Path, folder: Path) -> Iterator[tuple[str,
     from transformers.utils.chat_template_utils import render_jinja_template
 
     # a twin trains empty answers, and writes texts beside calls that its base drops
-    more = {"empty": Empty.train, "template_drops": TemplateDrops.keep}
+    more = {"empty": EmptyAnswerPolicy.train, "template_drops": TemplateDrops.keep}
     ours = build_template(f"trl_{base}", folder, after_turn=True, final_end="auto", **more)
     variables = ours.spec.processor.tokens
     twin = (templates / f"{base}_training.jinja").read_text()

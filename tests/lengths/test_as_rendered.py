@@ -20,8 +20,8 @@ from energon_pack.run.progress import Progress
 from energon_pack.run.workshop import Workshop
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.templates.chat.jinja import environment
-from energon_pack.templates.full_processor import full_processor
-from energon_pack.templates.models import read_model_node
+from energon_pack.templates.full_processor import load_full_processor
+from energon_pack.templates.models import read_model_config
 from energon_pack.templates.processor import (
     build_uncached_template,
     lines_about_template,
@@ -149,12 +149,14 @@ def test_one_bos_is_what_gemma_3_is_given(real: Path, tmp_path: Path) -> None:
     """Two were, as a processor's plain call makes them; inference has the template's alone. `true` makes two."""
     processor = real / "processors" / "gemma3"
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    node = read_model_node("gemma3")
+    node = read_model_config("gemma3")
     for setting, num in ((node["add_special_tokens"], 1), (True, 2)):
         template = build_uncached_template(of_model("shapes", processor, add_special_tokens=setting))
         ids = template.encode(Sample(messages, [])).ids
         assert [template.token_id("<bos>") == token for token in ids].count(True) == num
-        assert ids == full_processor_ids(full_processor(template.spec.processor), template, Sample(messages, []), {})
+        assert ids == full_processor_ids(
+            load_full_processor(template.spec.processor), template, Sample(messages, []), {}
+        )
 
 
 def test_special_tokens_are_those_of_the_processors_own_call(demo: tuple[Path, Path], tmp_path: Path) -> None:
@@ -176,7 +178,7 @@ def test_special_tokens_are_those_of_the_processors_own_call(demo: tuple[Path, P
         saved = prepare_template(of_model(family, folder, add_special_tokens=adds), tmp_path / "cache")
         template = load_saved_template(saved)
         ids = template.encode(sample).ids
-        assert ids == full_processor_ids(full_processor(template.spec.processor), template, sample, {})
+        assert ids == full_processor_ids(load_full_processor(template.spec.processor), template, sample, {})
         return len(ids), [line for line in lines_about_template(saved) if "add_special_tokens" in line]
 
     by_itself, _ = num_tokens("qwen_vl", None)

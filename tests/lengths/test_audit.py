@@ -20,8 +20,8 @@ from energon_pack.lengths.audit import (
     AuditJob,
     AuditResult,
     StartedAudit,
-    audit,
-    draw,
+    compare_with_full_processor,
+    draw_samples_to_audit,
     finish,
     missing_package_text,
     result_file,
@@ -65,11 +65,11 @@ def measured(demo: tuple[Path, Path], cache: Path, tmp_path: Path) -> tuple[list
 
 
 def job_of(measured: list[MeasuredShard], method: Method, share: float = 0.05) -> AuditJob:
-    return AuditJob(draw(measured, share, 0), method)
+    return AuditJob(draw_samples_to_audit(measured, share, 0), method)
 
 
 def test_right_lengths_pass(measured: tuple[list[MeasuredShard], Method]) -> None:
-    assert audit(job_of(*measured)) == AuditResult(16, 0)
+    assert compare_with_full_processor(job_of(*measured)) == AuditResult(16, 0)
 
 
 def test_one_wrong_length_stops_the_run(measured: tuple[list[MeasuredShard], Method], tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_one_wrong_length_stops_the_run(measured: tuple[list[MeasuredShard], Met
     column = table.schema.get_field_index("token_len")
     [path] = {piece.path for piece in chunk.pieces}
     pq.write_table(table.set_column(column, table.schema.field(column), pa.array(lens, pa.int32())), path)
-    found = audit(job)
+    found = compare_with_full_processor(job)
     assert f"has {lens[rows[-1]] + 1} tokens in the full processor, {lens[rows[-1]]} as measured" in found.difference
 
     running: Future[AuditResult] = Future()
@@ -118,7 +118,7 @@ def test_other_features_than_tokens_that_wait_are_noticed(
         return [replace(m, media=[replace(x, num_features=x.num_features + 1) for x in m.media]) for m in each]
 
     monkeypatch.setattr(Template, "tokens_of", wrong)
-    assert "features of media, and" in audit(job_of(*measured)).difference
+    assert "features of media, and" in compare_with_full_processor(job_of(*measured)).difference
 
 
 def test_a_sweep_asks_the_full_processor_once(
@@ -156,11 +156,11 @@ def test_a_sweep_asks_the_full_processor_once(
 def test_the_draw_is_seeded_and_of_samples_in_the_cache_too(measured: tuple[list[MeasuredShard], Method]) -> None:
     """A source may change and keep its size and time, so cached lengths are audited like newly measured ones."""
     shards, _ = measured
-    drawn = draw(shards, 0.02, 7)
-    assert drawn == draw(shards, 0.02, 7)
+    drawn = draw_samples_to_audit(shards, 0.02, 7)
+    assert drawn == draw_samples_to_audit(shards, 0.02, 7)
     assert sum(len(rows) for _, _, rows in drawn) == 7  # of 320
-    assert draw(shards, 0.0, 7) == []
-    assert draw([replace(item, was_cached=True) for item in shards], 0.02, 7) == drawn
+    assert draw_samples_to_audit(shards, 0.0, 7) == []
+    assert draw_samples_to_audit([replace(item, was_cached=True) for item in shards], 0.02, 7) == drawn
 
 
 def test_what_one_process_can_not_do_is_dealt(

@@ -12,7 +12,7 @@ from energon_pack.config import Format, PackConfig, Stage
 from energon_pack.errors import PackError
 from energon_pack.lengths import worker as measuring
 from energon_pack.pack import pack
-from energon_pack.sources.demo import make_demo
+from energon_pack.sources.demo import make_demo_source_and_processor
 from support.marks import slow
 from support.packed import files
 from support.running import run_here
@@ -79,7 +79,7 @@ def test_the_lengths_of_another_version_are_named_and_made_anew(
 ) -> None:
     """After an upgrade a run of hours would measure all again, and nothing would say why."""
     cache = tmp_path / "cache"
-    source, processor = make_demo(cache / "demo")
+    source, processor = make_demo_source_and_processor(cache / "demo")
     run = config(source, cache_dir=str(cache))
     run.model.processor = processor
     run.output.overwrite = True
@@ -103,7 +103,7 @@ def test_the_lengths_of_another_version_are_named_and_made_anew(
 def test_a_cut_file_of_the_cache_is_measured_again(config: Make, tmp_path: Path, share: float) -> None:
     """Whichever it is: index, lengths, cuts, the template. A full disk or a power cut leaves such files."""
     cache = tmp_path / "cache"
-    source, processor = make_demo(cache / "demo")
+    source, processor = make_demo_source_and_processor(cache / "demo")
     run = config(source, cache_dir=str(cache), packing__max_token_len=256, packing__overlong="split_turns")
     run.model.processor = processor
     expected = pack(run)
@@ -122,12 +122,12 @@ def test_a_cut_file_of_the_cache_is_measured_again(config: Make, tmp_path: Path,
 
 @pytest.mark.parametrize("share", [slow(0.0), 0.6])
 def test_a_cut_file_of_the_demo_is_made_again(tmp_path: Path, share: float) -> None:
-    folder = Path(make_demo(tmp_path)[0]).parent
+    folder = Path(make_demo_source_and_processor(tmp_path)[0]).parent
     there = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert len(there) > 6
     for path, data in there.items():
         path.write_bytes(data[: int(len(data) * share)])
-    make_demo(tmp_path)
+    make_demo_source_and_processor(tmp_path)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == there
 
 

@@ -26,7 +26,7 @@ from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.progress import Progress
 from energon_pack.run.workshop import Workshop
 from energon_pack.samples.settings import ReadSettings
-from energon_pack.sources.find import shard_of_file
+from energon_pack.sources.find import make_shard_of_file
 from energon_pack.sources.tar import num_tar_bytes
 from energon_pack.templates.processor import prepare_template
 from support.finding import find_shards
@@ -152,7 +152,7 @@ def test_a_damaged_tar_stops_before_anything_is_measured(measure, demo, tmp_path
 
 def test_every_third_sample_is_counted_over_all_files() -> None:
     """`try` looks at a few samples: of small files, the first of each would come."""
-    items = [IndexedShard(shard_of_file(__file__, __file__), "key", [], num, {}) for num in (5, 1, 8)]
+    items = [IndexedShard(make_shard_of_file(__file__, __file__), "key", [], num, {}) for num in (5, 1, 8)]
     items[2] = replace(items[2], rows=np.array([0, 0, 1, 2, 7]), draw_settings=(0.625,))
     first, second, third = every_nth_sample(3, items)
     assert [item.rows.tolist() for item in (first, second, third) if item.rows is not None] == [[0, 3], [], [0, 2]]

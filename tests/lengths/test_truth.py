@@ -16,7 +16,7 @@ from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.read_media import probe_part
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
-from energon_pack.sources.reader import Reader
+from energon_pack.sources.reader import SourceReader
 from energon_pack.sources.sample import read_sample
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.source_file import IndexRow, rows_of
@@ -77,16 +77,16 @@ def template_of(processor: str, route: str, family: str | None = None) -> Templa
     return build_uncached_template(settings)
 
 
-def samples(real: Path, name: str) -> Iterator[tuple[Reader, Shard, IndexRow]]:
+def samples(real: Path, name: str) -> Iterator[tuple[SourceReader, Shard, IndexRow]]:
     """Every sample of a set."""
     path = real / "bad" / f"{name[4:]}.tar" if name.startswith("bad_") else real / "wds" / name
-    with Reader() as reader:
+    with SourceReader() as reader:
         for shard in find_shards(str(path)).shards:
             for row in rows_of(shard.index(), IndexRow):
                 yield reader, shard, row
 
 
-def as_sample(reader: Reader, shard: Shard, row: IndexRow) -> Sample:
+def as_sample(reader: SourceReader, shard: Shard, row: IndexRow) -> Sample:
     sample = read_sample(reader, shard, row, ReadSettings())
     return Sample(sample.messages, sample.media)  # the tables were made without tools
 

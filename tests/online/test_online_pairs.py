@@ -30,9 +30,9 @@ from energon_pack import (
 )
 from energon_pack.config import PackConfig
 from energon_pack.errors import PackError
-from energon_pack.plan.settings import Overlong, Share
+from energon_pack.plan.settings import Overlong, SharedBeginnings
 from energon_pack.samples.member import MemberInput
-from energon_pack.samples.settings import Take
+from energon_pack.samples.settings import PreferenceTake
 from energon_pack.training.encoded import IGNORE, BadPack
 from energon_pack.training.member_encoder import UnreadableMember
 from energon_pack.training.preference import write_reference_logps
@@ -64,10 +64,10 @@ Config = Callable[..., PackConfig]
 def config(demo: tuple[Path, Path], cache: Path, source: Path, tmp_path_factory: pytest.TempPathFactory) -> Config:
     folder = tmp_path_factory.mktemp("out")
 
-    def make(share: Share, **settings: Any) -> PackConfig:
+    def make(share: SharedBeginnings, **settings: Any) -> PackConfig:
         words: dict[str, Any] = {"packing__max_token_len": 400, "packing__share_min_tokens": 1, **settings}
         path = words.pop("path", source)
-        return demo_config(demo, cache, folder, path, source__take=Take.both, packing__share=share, **words)
+        return demo_config(demo, cache, folder, path, source__take=PreferenceTake.both, packing__share=share, **words)
 
     return make
 
@@ -85,11 +85,11 @@ def all_packs(packs: Any) -> Iterator[Any]:
     return map(packs.__getitem__, range(len(packs))) if isinstance(packs, LazyPackedDataset) else iter(packs)
 
 
-SHARES = pytest.mark.parametrize("share", [Share.none, Share.prefix], ids=["whole", "shared"])
+SHARES = pytest.mark.parametrize("share", [SharedBeginnings.none, SharedBeginnings.prefix], ids=["whole", "shared"])
 
 
 @SHARES
-def test_lazy_pairs_are_those_on_disk(config: Config, share: Share, tmp_path: Path) -> None:
+def test_lazy_pairs_are_those_on_disk(config: Config, share: SharedBeginnings, tmp_path: Path) -> None:
     """The first epoch's batches, bit for bit; and its ledger."""
     run = config(share)
     lazy = LazyPackedDataset(run)
@@ -113,7 +113,7 @@ def test_lazy_pairs_are_those_on_disk(config: Config, share: Share, tmp_path: Pa
 
 
 @SHARES
-def test_each_epoch_of_lazy_pairs_has_other_packs(config: Config, share: Share, tmp_path: Path) -> None:
+def test_each_epoch_of_lazy_pairs_has_other_packs(config: Config, share: SharedBeginnings, tmp_path: Path) -> None:
     """Pairs that take as much room change places, both sides at once; a side alone would be with another's."""
     lazy = LazyPackedDataset(config(share, path=write_pairs(tmp_path, 60, 6, with_media=False)))
     rows = [epoch_of(lazy, epoch) for epoch in range(3)]
@@ -124,7 +124,7 @@ def test_each_epoch_of_lazy_pairs_has_other_packs(config: Config, share: Share, 
 
 def test_a_sampler_goes_on_with_lazy_pairs(config: Config) -> None:
     """With another number of ranks, each pack is dealt once: both sides of its pairs with it."""
-    lazy = LazyPackedDataset(config(Share.prefix))
+    lazy = LazyPackedDataset(config(SharedBeginnings.prefix))
     first = [PackSampler(lazy, rank, 2) for rank in range(2)]
     seen = [islice(sampler, 3) for sampler in first]
     rows = ids(lazy[index] for each in seen for index in each)
@@ -136,7 +136,9 @@ def test_a_sampler_goes_on_with_lazy_pairs(config: Config) -> None:
 
 @SHARES
 @pytest.mark.parametrize("overlong", [Overlong.drop, Overlong.own_pack])
-def test_each_pair_of_a_stream_is_in_one_pack_or_counted(config: Config, share: Share, overlong: Overlong) -> None:
+def test_each_pair_of_a_stream_is_in_one_pack_or_counted(
+    config: Config, share: SharedBeginnings, overlong: Overlong
+) -> None:
     own = {"packing__hard_limit": 500} if overlong is Overlong.own_pack else {}
     run = config(share, packing__overlong=overlong, **own)
     streams = [
@@ -161,7 +163,7 @@ def test_each_pair_of_a_stream_is_in_one_pack_or_counted(config: Config, share: 
 
 def test_a_stream_of_pairs_goes_on_from_any_pack_and_on_other_ranks(config: Config) -> None:
     """A pair that waits is in the state with the lengths of both sides, and with what they share."""
-    run = config(Share.prefix, source__limit=10)
+    run = config(SharedBeginnings.prefix, source__limit=10)
     options: dict[str, Any] = {"replacement": False, "buffer_size": 6, "seed": 5}
     whole = ids(StreamingPackedDataset(run, **options))
     first, again = StreamingPackedDataset(run, **options), StreamingPackedDataset(run, **options)
@@ -185,7 +187,7 @@ def wide(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 @SHARES
-def test_a_side_has_the_logps_that_it_has_alone(config: Config, share: Share) -> None:
+def test_a_side_has_the_logps_that_it_has_alone(config: Config, share: SharedBeginnings) -> None:
     """In a pack that is made in training, whatever stands beside it."""
     run = config(share, model__rope="qwen2_5_vl", source__limit=12)
     stream, lazy = StreamingPackedDataset(run, replacement=False, buffer_size=8), LazyPackedDataset(run)
@@ -215,7 +217,7 @@ def test_a_side_has_the_logps_that_it_has_alone(config: Config, share: Share) ->
 
 def test_no_sft_loss_sees_pairs_that_are_packed_in_training(config: Config) -> None:
     """Each door of lazy packs and of a stream refuses them in one line; `guard` proves a model for them."""
-    run = config(Share.prefix, source__limit=8)
+    run = config(SharedBeginnings.prefix, source__limit=8)
     with pytest.raises(ValueError, match=SFT):
         _ = automodel.dataset(run, mask="positions").packs  # type: ignore[arg-type]  # a config is one, too
     lazy, stream = LazyPackedDataset(run), StreamingPackedDataset(run)
@@ -260,7 +262,7 @@ def test_pairs_with_a_medium_that_is_damaged_are_left_out_whole(config: Config, 
         path.write_bytes(data[:48] + bytes(30) + data[78:])  # its header is whole
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     damaged = {f"pairs.jsonl:{n}" for n, line in enumerate(lines, 1) if {"1.png", "3.png"} & {*line.get("images", ())}}
-    run = config(Share.prefix, path=file, packing__max_token_len=600)
+    run = config(SharedBeginnings.prefix, path=file, packing__max_token_len=600)
     stream = StreamingPackedDataset(run, replacement=False, buffer_size=4, on_bad_member="drop")
     packs = [*stream]
     told = stream.statistics()
@@ -287,7 +289,7 @@ class LosesAnImage(list[dict[str, Any]]):
 
 def test_a_pair_that_can_not_be_read_again_is_named_by_both_sides(config: Config) -> None:
     """As one that can't be encoded: a batch's `num_dropped` counts members, whichever step lost them."""
-    run = config(Share.prefix)
+    run = config(SharedBeginnings.prefix)
     run.source = replace(run.source, path=None)
     stream = StreamingPackedDataset(run, [LosesAnImage(rows_in_memory(3))], replacement=False, on_bad_member="drop")
     (pack,) = stream
@@ -299,7 +301,7 @@ def test_a_pair_that_can_not_be_read_again_is_named_by_both_sides(config: Config
 
 
 @SHARES
-def test_a_side_that_fails_takes_the_other_one_with_it(config: Config, share: Share) -> None:
+def test_a_side_that_fails_takes_the_other_one_with_it(config: Config, share: SharedBeginnings) -> None:
     """Else the rest of its pack would have a side without its pair, or the pack would end the training."""
     lazy = LazyPackedDataset(config(share, packing__max_token_len=1200), on_bad_member="drop")
     number = max(range(len(lazy)), key=lambda one: len(lazy[one].members))
@@ -320,7 +322,7 @@ def test_a_side_that_fails_takes_the_other_one_with_it(config: Config, share: Sh
 
 def test_reference_logps_hold_for_each_epoch(config: Config, tmp_path: Path) -> None:
     """A member has one key in all epochs of a lazy dataset; in a stream, its id alone."""
-    run, path = config(Share.prefix, source__limit=8), tmp_path / "reference.npz"
+    run, path = config(SharedBeginnings.prefix, source__limit=8), tmp_path / "reference.npz"
     for make in (partial(LazyPackedDataset, run), partial(StreamingPackedDataset, run, replacement=False)):
         packs = make()
         batches = [packs.collate([pack]) for pack in all_packs(packs)]
@@ -355,7 +357,7 @@ def rows_in_memory(number: int) -> list[dict[str, Any]]:
 
 
 def test_a_stream_takes_pairs_of_conversations(config: Config) -> None:
-    run = config(Share.prefix)
+    run = config(SharedBeginnings.prefix)
     run.source = replace(run.source, path=None)
     stream = StreamingPackedDataset(run, [rows_in_memory(10), rows_in_memory(6)], [1, 2], replacement=False)
     packs = [*stream]
@@ -383,7 +385,7 @@ def test_both_conversations_of_a_pair_may_hold_its_image(config: Config, source:
 
     Named by its place in the item, each side had another image, and no such pair was packed.
     """
-    run = config(Share.prefix)
+    run = config(SharedBeginnings.prefix)
     run.source = replace(run.source, path=None)
     image, data = Image.new("RGB", (56, 84), "teal"), (source.parent / "1.png").read_bytes()
     pictures: list[Callable[[], Any]] = [lambda: image, image.copy, lambda: {"bytes": bytes(data), "path": None}]
@@ -412,7 +414,7 @@ def test_pairs_and_other_samples_share_no_stream(demo: tuple[Path, Path], cache:
 
 
 def test_energons_buffer_takes_no_pairs(config: Config, tmp_path: Path) -> None:
-    run = config(Share.none)
+    run = config(SharedBeginnings.none)
     run.output.dir = str(tmp_path)
     with pytest.raises(PackError, match="packing_buffer_size packs single samples, and the dataset has preference"):
         PackedTaskEncoder(packed(run), packing_buffer_size=10)

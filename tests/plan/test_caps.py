@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from energon_pack.config import PackConfig, Stage
 from energon_pack.lengths.schema import LENGTHS_SCHEMA
 from energon_pack.pack import pack
-from energon_pack.plan.overlong import cut_settings
+from energon_pack.plan.overlong import settings_of_cutting
 from energon_pack.plan.settings import (
     CAPPED_COLUMNS,
     CAPS,
@@ -26,7 +26,7 @@ from energon_pack.plan.settings import (
     exceeded_limits,
 )
 from energon_pack.run.untrusted_input import plain
-from energon_pack.verify.pack_checks import check_capacity
+from energon_pack.verify.pack_checks import check_packing_limits
 from support.samples import chat, write_tar
 
 Members = list[tuple[int, int, int, int, int]]  # token_len, num_images, num_visual_tokens, num_audios, num_audio_tokens
@@ -42,7 +42,7 @@ def verified(members: Members, packing: PackingConfig) -> list[str]:
         SimpleNamespace(num_visual_tokens=seen, num_shared_visual_tokens=0, num_audio_tokens=heard)
         for seen, heard in zip(visual, heard_tokens, strict=True)
     ]
-    return list(check_capacity(cast(Any, pack), plain(packing), cast(Any, rows)))
+    return list(check_packing_limits(cast(Any, pack), plain(packing), cast(Any, rows)))
 
 
 def test_a_pack_to_check_by_head() -> None:
@@ -100,7 +100,9 @@ def test_which_settings_have_samples_cut_anew(field: Any) -> None:
     base = PackingConfig(overlong=Overlong.split_turns)
     changed = replace(base, **{field.name: others.get(field.name, 7)})
     limits = {cap.name for cap in CAPS}
-    assert (cut_settings(changed) != cut_settings(base)) == (field.name in (*limits, "pad_to_multiple_of", "overlong"))
+    assert (settings_of_cutting(changed) != settings_of_cutting(base)) == (
+        field.name in (*limits, "pad_to_multiple_of", "overlong")
+    )
 
 
 def test_what_is_said_comes_true(config: Callable[..., PackConfig], capsys: pytest.CaptureFixture[str]) -> None:

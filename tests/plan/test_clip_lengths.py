@@ -17,7 +17,7 @@ from energon_pack.samples.media.medium import Media
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.families.rules import ProcessorSettings
 from energon_pack.templates.families.tiles import LlavaOneVision
-from energon_pack.templates.preparation import Preparation
+from energon_pack.templates.preparation import MediaPreparation
 from energon_pack.templates.settings import MediaConfig
 from support.packed import Make, json_lines, packed, train
 from support.running import need_torchvision
@@ -53,7 +53,7 @@ def test_groups_are_as_before_where_all_clips_join() -> None:
 
 
 def test_only_a_sample_with_clips_of_several_lengths_is_left_out() -> None:
-    llava = Preparation("llava_onevision", MediaConfig(), LlavaOneVision(LLAVA))
+    llava = MediaPreparation("llava_onevision", MediaConfig(), LlavaOneVision(LLAVA))
     eight, twelve = (Media("video", 64, 48, "mp4", number, 10.0) for number in (8, 12))
     assert [llava.clip_frames(media) for media in ([], [eight], [twelve, twelve])] == [0, 8, 12]
     with pytest.raises(Skip, match="clips of 8 and 12 frames in one sample"):

@@ -70,7 +70,7 @@ def test_no_limit_is_broken_in_a_later_epoch(
     other = exchange_members_for_epoch(plan, some, packing, seed, epoch)
     assert sorted(other.items) == sorted(plan.items)
     lens = -(-some.lens // multiple) * multiple
-    assert Counter(other.per_pack(lens)) == Counter(plan.per_pack(lens))
+    assert Counter(other.sum_per_pack(lens)) == Counter(plan.sum_per_pack(lens))
     if plan.num_packs:
         assert (np.diff(split_of_packs(some, other)) >= 0).all()
     counts = some.counts

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_pack.plan.even_steps import deal_evenly, order_for_steps
+from energon_pack.plan.even_steps import deal_items_evenly_to_bins, order_packs_for_even_steps
 from energon_pack.plan.similar_packs import even_out_trained_tokens, put_alike_costs_together
 from energon_pack.run.seeded_random import Ints
 from energon_pack.steps.evenness import evenness_figures
@@ -67,7 +67,7 @@ def test_a_trade_by_head() -> None:
 
 def test_sums_by_head() -> None:
     """4 and 3, 2 and 1: the bin with 4 gets 1."""
-    dealt = deal_evenly(np.array([[4.0, 3.0, 2.0, 1.0]]), np.array([[[0, 1]], [[2, 3]]]))
+    dealt = deal_items_evenly_to_bins(np.array([[4.0, 3.0, 2.0, 1.0]]), np.array([[[0, 1]], [[2, 3]]]))
     assert dealt[:, 0].T.tolist() == [[0, 3], [1, 2]]
 
 
@@ -84,7 +84,7 @@ def test_sums_by_head() -> None:
 def test_both_costs_are_even_in_every_step(topology: Topology) -> None:
     """And for twice the ranks with half the workers: the loader's order is the same then."""
     costs, trained = packs(20_000)
-    order = order_for_steps(costs, np.ones_like(trained), topology, 0)
+    order = order_packs_for_even_steps(costs, np.ones_like(trained), topology, 0)
     by_chance = np.random.default_rng(0).permutation(20_000)
     assert max(max_over_mean(costs, read(20_000, order, topology))) < 1.025
     assert max(max_over_mean(costs, read(20_000, by_chance, topology))) > 1.1
@@ -105,7 +105,7 @@ def test_no_step_is_less_even_than_as_packs_come(num: int, topology: Topology, s
     """With one pack a rank trained tokens of a step got less even by the layout: 40 % off the mean, 30 % without."""
     costs, trained = packs(num, seed)
     laid, before = (evenness(costs, trained, order, topology) for order in (
-        order_for_steps(costs, trained, topology, seed, jitter=0.005), np.arange(num)
+        order_packs_for_even_steps(costs, trained, topology, seed, jitter=0.005), np.arange(num)
     ))  # fmt: skip
     assert all(ours <= theirs for ours, theirs in zip(laid, before, strict=True))
 
@@ -113,14 +113,14 @@ def test_no_step_is_less_even_than_as_packs_come(num: int, topology: Topology, s
 def test_steps_of_several_rows_train_evenly_much() -> None:
     costs, trained = packs(20_000)
     topology = Topology(8, 1, 16)
-    of_steps = trained[read(20_000, order_for_steps(costs, trained, topology, 0), topology)].sum(axis=(1, 2))
+    of_steps = trained[read(20_000, order_packs_for_even_steps(costs, trained, topology, 0), topology)].sum(axis=(1, 2))
     assert (np.abs(of_steps / of_steps.mean() - 1) < 0.02).all()
 
 
 def test_every_stretch_has_about_the_mixture() -> None:
     """No curriculum: dear steps are spread over the epoch, and every rank has as many dear packs as the others."""
     costs, trained = packs(20_000)
-    steps = read(20_000, order_for_steps(costs, trained, Topology(8), 0), Topology(8))[:, 0]
+    steps = read(20_000, order_packs_for_even_steps(costs, trained, Topology(8), 0), Topology(8))[:, 0]
     by_time = [costs[1, part].mean() for part in np.array_split(steps, 20)]
     assert max(by_time) / min(by_time) < 1.2
     by_rank = costs[:, steps].mean(axis=1)
@@ -131,7 +131,7 @@ def test_every_stretch_has_about_the_mixture() -> None:
 def test_packs_that_make_no_whole_step_are_no_curriculum(topology: Topology) -> None:
     """A validation split, or a typing error in `data_parallel`: they came from the cheapest to the dearest."""
     costs, trained = packs(1000)
-    read_first = order_for_steps(costs, trained, topology, 0)[reading_order(1000, topology)]
+    read_first = order_packs_for_even_steps(costs, trained, topology, 0)[reading_order(1000, topology)]
     cost = (costs / costs.mean(axis=1, keepdims=True)).sum(axis=0)[read_first]
     by_time = [part.mean() for part in np.array_split(cost, 4)]
     assert max(by_time) / min(by_time) < 1.7
@@ -151,9 +151,9 @@ def test_packs_that_make_no_whole_step_are_no_curriculum(topology: Topology) -> 
 def test_every_pack_has_one_place(num: int, data_parallel: int, others: tuple[int, int], seed: int) -> None:
     """No pack is lost or repeated, however few there are; the same seed gives the same order."""
     topology = Topology(data_parallel, *others)
-    order = order_for_steps(*packs(num, seed), topology, seed)
+    order = order_packs_for_even_steps(*packs(num, seed), topology, seed)
     assert sorted(order.tolist()) == list(range(num))
-    assert order.tolist() == order_for_steps(*packs(num, seed), topology, seed).tolist()
+    assert order.tolist() == order_packs_for_even_steps(*packs(num, seed), topology, seed).tolist()
 
 
 def test_one_swap_mends_a_step_by_head() -> None:

@@ -66,7 +66,10 @@ def test_every_stretch_has_the_shares_of_a_mixture() -> None:
     amounts = rng.gamma(2, 60, (8000, 5)) * [0.4, 0.3, 0.15, 0.1, 0.05]
     amounts[np.arange(8000), rng.choice(5, 8000, p=[0.4, 0.3, 0.15, 0.1, 0.05])] += rng.gamma(3, 150, 8000)
     columns = [values["cost"], values["visual"], values["members"]]
-    plain, mixed = mix_packs_evenly(columns, values["kind"]), mix_packs_evenly(columns, values["kind"], amounts=amounts)
+    plain, mixed = (
+        mix_packs_evenly(columns, values["kind"]),
+        mix_packs_evenly(columns, values["kind"], entry_tokens=amounts),
+    )
     assert sorted(mixed.tolist()) == list(range(8000))
     assert shares_off(amounts, mixed, 80) < 0.01 < 0.02 < shares_off(amounts, plain, 80)
     assert shares_off(amounts, mixed, 800) < 0.002

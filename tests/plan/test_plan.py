@@ -16,7 +16,7 @@ from energon_pack.plan.plan import count_packs_if_no_window, plan_packs
 from energon_pack.plan.settings import GroupBy, Overlong, PackingConfig
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.skip import Reason
-from energon_pack.steps.evenness import spread_of
+from energon_pack.steps.evenness import measure_cost_spread
 from energon_pack.steps.topology import Topology, reading_order
 from support.plans import items, packs
 
@@ -149,8 +149,8 @@ def test_a_topology_puts_like_packs_in_a_step() -> None:
     lens = np.concatenate((np.full(200, 100_000), rng.integers(5, 5000, 8000)))
     plans = [plan_packs(items(lens), PackingConfig(max_token_len=100_000, topology=Topology(n))) for n in (1, 4)]
     assert len({plan.num_packs for plan in plans}) == 1
-    costs = [plan.per_pack(lens**2).astype(float)[reading_order(plan.num_packs, Topology(4))] for plan in plans]
-    by_default, even = (spread_of(cost, 4).epoch for cost in costs)
+    costs = [plan.sum_per_pack(lens**2).astype(float)[reading_order(plan.num_packs, Topology(4))] for plan in plans]
+    by_default, even = (measure_cost_spread(cost, 4).epoch for cost in costs)
     assert even - 1 < (by_default - 1) / 5
 
 

@@ -20,25 +20,25 @@ from energon_pack.config.compose import compose_config
 from energon_pack.config.stage_settings import StageSettings
 from energon_pack.dataset.ledger import ledger_entries
 from energon_pack.errors import PackError
-from energon_pack.online.stream_packs import Draws, OnlinePacks, StreamCounters
+from energon_pack.online.stream_packs import OnlinePacks, SampleDraws, StreamCounters
 from energon_pack.online.streaming import StreamingPackedDataset
 from energon_pack.plan.epoch_draws import apply_epochs_and_mixture
 from energon_pack.plan.existing_packs import exchange_members_for_epoch
 from energon_pack.plan.expand import fitting_pairs
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.packs import PackPlan
-from energon_pack.plan.plan import plan_packs, share_beginnings
-from energon_pack.plan.pool import Pool
-from energon_pack.plan.settings import GroupBy, PackingConfig, Share, limits_of
+from energon_pack.plan.plan import find_shared_beginnings, plan_packs
+from energon_pack.plan.pool import WaitingPool
+from energon_pack.plan.settings import GroupBy, PackingConfig, SharedBeginnings, limits_of
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.progress import Progress
-from energon_pack.samples.settings import Take
-from energon_pack.stages.measuring import Measured, index_source, measure_source, prepare_method
+from energon_pack.samples.settings import PreferenceTake
+from energon_pack.stages.measuring import Measured, index_source, measure_source, prepare_measuring_method
 from energon_pack.stages.places import prepare_places
 from energon_pack.steps.position import Position
 from energon_pack.steps.topology import Topology
 from energon_pack.verify import Options, verify
-from energon_pack.verify.pack_checks import check_pairs
+from energon_pack.verify.pack_checks import check_preference_pairs
 from support.packed import demo_config, json_lines, packed
 from support.pairs import sides_in_packs, write_pairs
 from support.running import command_here
@@ -64,18 +64,18 @@ def all_measured(
     names, found = ("one", "other"), {}
     for name, knob in (("plain", {}), ("weights", {"weight": (2, 7)}), ("epochs", {"epochs": (1.5, 2)})):
         paths = [str(folder / "pairs.jsonl") for folder in folders]
-        config = demo_config(demo, cache, tmp_path_factory.mktemp(name), paths, packing__share=Share.prefix)
+        config = demo_config(demo, cache, tmp_path_factory.mktemp(name), paths, packing__share=SharedBeginnings.prefix)
         if knob:
             [(key, values)] = knob.items()
             entries = zip(names, paths, values, strict=True)
             config.source.path = {entry: {"path": path, key: value} for entry, path, value in entries}
-        config.source = replace(config.source, take=Take.both)
+        config.source = replace(config.source, take=PreferenceTake.both)
         config.output.splits.val = 0.2
         with LocalExecutor(1) as executor:
             places = prepare_places(config)
             source, workshop = places.source, places.workshop(executor, Progress())
             settings = StageSettings.of(config, source, places.processor)
-            method = prepare_method(settings.method, workshop)
+            method = prepare_measuring_method(settings.method, workshop)
             indexed = index_source(source.shards, False, config.seed, workshop)
             found[name] = measure_source(source, indexed, method, settings.lengths, workshop)
     return found
@@ -84,7 +84,7 @@ def all_measured(
 PACKING = st.builds(
     PackingConfig,
     max_token_len=st.integers(60, 400),
-    share=st.sampled_from([Share.none, Share.prefix, Share.media]),
+    share=st.sampled_from([SharedBeginnings.none, SharedBeginnings.prefix, SharedBeginnings.media]),
     share_min_tokens=st.sampled_from([1, 64]),
     group_by=st.sampled_from(list(GroupBy)),
     window=st.none() | st.just(1),
@@ -117,7 +117,7 @@ def test_no_pair_is_torn(
     if len({*items.shard[: len(fits)][may].tolist()}) < 2:
         return  # an entry of a mixture without a sample is refused
     lengths, _ = apply_epochs_and_mixture(measured.lengths, measured.mixture, packing, seed, fits)
-    lengths, trees = share_beginnings(lengths, packing)
+    lengths, trees = find_shared_beginnings(lengths, packing)
     plan = plan_packs(lengths.items, packing, seed, trees=trees)
     first = check_plan(lengths, plan, packing)
     left_out = [*ledger_entries(lengths, plan, packing)]
@@ -179,10 +179,10 @@ def test_no_pair_of_a_stream_is_torn(
     measurer.packing, counts = packing, StreamCounters()
     for rank in range(ranks):
         positions = [Position("x", ranks=ranks, rank=rank) for _ in stream._datasets]
-        draws = Draws([*map(len, stream._datasets)], positions, weights, replacement=False, seed=seed)
+        draws = SampleDraws([*map(len, stream._datasets)], positions, weights, replacement=False, seed=seed)
         lane = OnlinePacks(
-            "x", stream._datasets, draws, measurer, Pool(packing, buffer_size, seed), stream.encoder,
-            counts.of_worker(rank), lambda: False,
+            "x", stream._datasets, draws, measurer, WaitingPool(packing, buffer_size, seed), stream.encoder,
+            counts.counters_of_worker(rank), lambda: False,
         )  # fmt: skip
         while True:
             lane._fill_pool()
@@ -211,8 +211,10 @@ def stream(demo: tuple[Path, Path], cache: Path, folders: list[Path]) -> Streami
 def test_pairs_are_packed_whole_and_verified(demo: tuple[Path, Path], cache: Path, tmp_path: Path) -> None:
     """A pair counts once: in samples_in, in the ledger with the tokens of both sides, and in the report."""
     source = write_pairs(tmp_path, 12)
-    run = demo_config(demo, cache, tmp_path / "out", source, source__take=Take.both, packing__max_token_len=300)
-    folder = packed(replace(run, packing=replace(run.packing, share=Share.prefix)))
+    run = demo_config(
+        demo, cache, tmp_path / "out", source, source__take=PreferenceTake.both, packing__max_token_len=300
+    )
+    folder = packed(replace(run, packing=replace(run.packing, share=SharedBeginnings.prefix)))
     report = json.loads((folder / "report.json").read_text())
     ledger = json_lines(folder / "skipped.jsonl")
     assert report["samples_in"] == 12
@@ -279,7 +281,7 @@ def test_verify_names_a_torn_pair() -> None:
             SimpleNamespace(sample_name=sample, sample_id=name, cut=SimpleNamespace(part=side))
             for name, (sample, side) in zip(names, ids, strict=True)
         ]
-        return [*check_pairs(cast(Any, SimpleNamespace(meta={"sample_ids": names})), cast(Any, rows))]
+        return [*check_preference_pairs(cast(Any, SimpleNamespace(meta={"sample_ids": names})), cast(Any, rows))]
 
     whole = [("a", "chosen"), ("a", "rejected"), ("b", "chosen"), ("b", "rejected")]
     assert defects(*whole) == []

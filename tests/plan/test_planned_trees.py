@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from energon_pack.plan.items import Items
 from energon_pack.plan.plan import plan_packs
-from energon_pack.plan.settings import GroupBy, PackingConfig, Share
-from energon_pack.plan.trees import Beginnings, Trees, trees_of, with_own_counts
+from energon_pack.plan.settings import GroupBy, PackingConfig, SharedBeginnings
+from energon_pack.plan.trees import Beginnings, PrefixTrees, group_items_into_trees, subtract_shared_counts
 from energon_pack.run.seeded_random import Ints
 
-PACKING = PackingConfig(max_token_len=100, share=Share.prefix, share_min_tokens=1, group_by=GroupBy.none)
+PACKING = PackingConfig(max_token_len=100, share=SharedBeginnings.prefix, share_min_tokens=1, group_by=GroupBy.none)
 
 
 def items_of(samples: list[str]) -> Items:
@@ -32,12 +32,12 @@ def found_in(samples: list[str]) -> Beginnings:
     return Beginnings(np.array([n for n, _, _ in rows], np.int64), keys, keys.copy(), may_fork, counts)
 
 
-def made(samples: list[str], packing: PackingConfig = PACKING, group: Ints | None = None) -> Trees:
+def made(samples: list[str], packing: PackingConfig = PACKING, group: Ints | None = None) -> PrefixTrees:
     group = np.zeros(len(samples), np.int64) if group is None else group
-    return trees_of(found_in(samples), items_of(samples), packing, group)
+    return group_items_into_trees(found_in(samples), items_of(samples), packing, group)
 
 
-def as_shown(samples: list[str], trees: Trees) -> list[list[str]]:
+def as_shown(samples: list[str], trees: PrefixTrees) -> list[list[str]]:
     """Return the tokens that each member adds, with a dot for each shared token; trees by their first sample."""
     rows = [
         [f"{'.' * trees.shared['token_len'][n]}{samples[n][trees.shared['token_len'][n] :]}" for n in tree.tolist()]
@@ -62,7 +62,7 @@ def test_no_fork_before_a_token_that_any_sample_trains() -> None:
     """Two samples have the same third token, and one trains it (B): neither may part before it from the first."""
     samples = ["pqax", "pqby", "pqBz"]
     alike = found_in([sample.lower() for sample in samples])._replace(may_fork=found_in(samples).may_fork)
-    trees = trees_of(alike, items_of(samples), PACKING, np.zeros(3, np.int64))
+    trees = group_items_into_trees(alike, items_of(samples), PACKING, np.zeros(3, np.int64))
     assert sorted(trees.shared["token_len"].tolist()) == [0, 1, 3]
 
 
@@ -74,14 +74,16 @@ def test_samples_of_two_groups_share_nothing() -> None:
 def test_a_tree_that_is_too_large_is_cut_and_begins_anew() -> None:
     """Five branches of one token after a root of three: three fit into six tokens."""
     samples = [f"abc{letter}" for letter in "uvwxy"]
-    packing = PackingConfig(max_token_len=6, share=Share.prefix, share_min_tokens=1)
+    packing = PackingConfig(max_token_len=6, share=SharedBeginnings.prefix, share_min_tokens=1)
     assert [len(row) for row in as_shown(samples, made(samples, packing))] == [3, 2]
 
 
 @hypothesis.given(st.lists(st.text("abCD", min_size=1, max_size=7), min_size=1, max_size=30), st.integers(7, 40))
 def test_every_item_is_in_one_tree_that_holds_its_tokens(samples: list[str], limit: int) -> None:
     """From the trees alone each sample comes back: the tokens before it in its tree, and its own."""
-    packing = PackingConfig(max_token_len=limit, share=Share.prefix, share_min_tokens=1, group_by=GroupBy.none)
+    packing = PackingConfig(
+        max_token_len=limit, share=SharedBeginnings.prefix, share_min_tokens=1, group_by=GroupBy.none
+    )
     trees = made(samples, packing)
     assert sorted(trees.items.tolist()) == list(range(len(samples)))
     for tree in np.split(trees.items, trees.starts[1:-1]):
@@ -93,7 +95,7 @@ def test_every_item_is_in_one_tree_that_holds_its_tokens(samples: list[str], lim
             before, used = samples[n], used + len(samples[n]) - shared
         assert used <= limit
         assert trees.shared["token_len"][tree[0]] == 0
-    own = with_own_counts(items_of(samples), trees.shared)
+    own = subtract_shared_counts(items_of(samples), trees.shared)
     plan = plan_packs(own, packing, trees=trees)
     assert sorted(plan.items.tolist()) == list(range(len(samples)))
     for pack in np.split(plan.items, plan.starts[1:-1]):
@@ -107,6 +109,6 @@ def test_every_item_is_in_one_tree_that_holds_its_tokens(samples: list[str], lim
 def test_without_limits_each_beginning_is_there_once(samples: list[str]) -> None:
     """The tokens of all trees are the nodes of the trie of the samples; what none else has, costs nothing more."""
     trees = made(samples)
-    own = with_own_counts(items_of(samples), trees.shared)
+    own = subtract_shared_counts(items_of(samples), trees.shared)
     nodes = {sample[:end] for sample in samples for end in range(1, len(sample) + 1)}
     assert own.lens.sum() == len(nodes)

@@ -11,21 +11,21 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from energon_pack.online.stream_packs import Draw, Draws, permuted_number
-from energon_pack.plan.pool import Pool, WaitingSample, costs_of_sample, fill_pack_from_first
+from energon_pack.online.stream_packs import Draw, SampleDraws, permuted_number
+from energon_pack.plan.pool import WaitingPool, WaitingSample, costs_of_sample, fill_pack_from_first
 from energon_pack.plan.settings import Overlong, PackingConfig
-from energon_pack.steps.position import Position, numbers_taken_together
+from energon_pack.steps.position import Position, combine_taken_numbers
 
 
 def names(pack: Sequence[WaitingSample]) -> list[Any]:
     return [sample.name for sample in pack]
 
 
-def packs_of(pool: Pool, samples: Sequence[tuple[Any, tuple[int, ...], str]]) -> Iterator[list[WaitingSample]]:
+def packs_of(pool: WaitingPool, samples: Sequence[tuple[Any, tuple[int, ...], str]]) -> Iterator[list[WaitingSample]]:
     """All packs of some samples that come one after the other."""
     for sample in samples:
         pool.add(*sample)
-        while not pool.num_to_add:
+        while not pool.num_samples_to_add:
             yield pool.take()
     pool.plan_rest()
     while len(pool):
@@ -85,7 +85,7 @@ def test_every_sample_is_in_one_pack_that_breaks_no_limit(
         (number, costs_of_sample(dict(zip(columns, counts, strict=True)), packing), group)
         for number, (*counts, group) in enumerate(drawn)
     ]
-    pool = Pool(packing, buffer_size)
+    pool = WaitingPool(packing, buffer_size)
     packs = list(packs_of(pool, samples))
     assert sorted(name for pack in packs for name in names(pack)) == list(range(len(samples)))
     for pack in packs:
@@ -106,18 +106,18 @@ def test_a_pool_goes_on_from_its_state_and_nobody_waits_for_ever(
 ) -> None:
     """Through JSON, after each pack, the end among them; own packs and waiting times are in it, too."""
     packing = PackingConfig(max_token_len=30, overlong=Overlong.own_pack, hard_limit=40)
-    pool = Pool(packing, buffer_size)
+    pool = WaitingPool(packing, buffer_size)
     most_waiting = 0
     for number, (length, group) in enumerate(drawn):
         pool.add(number, (length,), group)
         most_waiting = max(most_waiting, len(pool))
-        while not pool.num_to_add:
-            pool, before = Pool(packing, buffer_size), pool
+        while not pool.num_samples_to_add:
+            pool, before = WaitingPool(packing, buffer_size), pool
             pool.load(json.loads(json.dumps(before.state())))
             assert pool.take() == before.take()
     pool.plan_rest()
     while len(pool):
-        pool, before = Pool(packing, buffer_size), pool
+        pool, before = WaitingPool(packing, buffer_size), pool
         pool.load(json.loads(json.dumps(before.state())))
         assert pool.take() == before.take()
     assert pool.num_taken == len(drawn)
@@ -127,7 +127,7 @@ def test_a_pool_goes_on_from_its_state_and_nobody_waits_for_ever(
 
 def test_a_small_buffer_waits_until_it_fills_a_pack() -> None:
     """Packs of two short samples would be padding, because the buffer happens to be counted in samples."""
-    pool = Pool(PackingConfig(max_token_len=10), 2)
+    pool = WaitingPool(PackingConfig(max_token_len=10), 2)
     packs = list(packs_of(pool, [(number, (2,), "text") for number in range(20)]))
     assert list(map(names, packs)) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11, 12, 13, 14], [15, 16, 17, 18, 19]]
 
@@ -137,7 +137,7 @@ def test_a_rare_medium_waits_for_its_like_but_not_for_ever() -> None:
     packs.
     """
     samples = [(number, (5,), "video" if number % 20 == 0 and number < 60 else "text") for number in range(120)]
-    pool = Pool(PackingConfig(max_token_len=10), 8)
+    pool = WaitingPool(PackingConfig(max_token_len=10), 8)
     packs = list(packs_of(pool, samples))
     videos = [(at, names(pack)) for at, pack in enumerate(packs) if pack[0].group == "video"]
     assert [members for _, members in videos] == [[0, 20], [40]]
@@ -146,21 +146,21 @@ def test_a_rare_medium_waits_for_its_like_but_not_for_ever() -> None:
 
 def test_a_sample_that_fits_no_pack_is_refused() -> None:
     """It would wait for ever."""
-    pool = Pool(PackingConfig(max_token_len=10, max_images=1), 8)
+    pool = WaitingPool(PackingConfig(max_token_len=10, max_images=1), 8)
     with pytest.raises(ValueError, match=r"a takes \(3, 2\), a pack holds \(10, 1\)"):
         pool.add("a", (3, 2))
     with pytest.raises(ValueError, match="buffer_size=0: a whole number of samples, at least 1"):
-        Pool(PackingConfig(), 0)
+        WaitingPool(PackingConfig(), 0)
 
 
 def draws_of(
     sizes: list[int], weights: Any = None, epoch: int = 0, lane: int = 0, lanes: int = 1, **settings: Any
-) -> Draws:
+) -> SampleDraws:
     position = Position("datasets", epoch=epoch, ranks=lanes, rank=lane)
-    return Draws(sizes, [position] * len(sizes), weights, **{"replacement": True, **settings})
+    return SampleDraws(sizes, [position] * len(sizes), weights, **{"replacement": True, **settings})
 
 
-def drawn(draws: Draws, most: int = 10_000) -> list[Draw]:
+def drawn(draws: SampleDraws, most: int = 10_000) -> list[Draw]:
     found: list[Draw] = []
     while len(found) < most and (draw := draws.next()):
         found.append(draw)
@@ -220,7 +220,7 @@ def test_draws_go_on_from_their_positions(sizes: list[int], replacement: bool, n
     """A state that forgets something draws samples twice after a restart."""
     draws = draws_of(sizes, replacement=replacement, lane=1, lanes=2)
     drawn(draws, num)
-    other = Draws(sizes, draws.positions, replacement=replacement)
+    other = SampleDraws(sizes, draws.positions, replacement=replacement)
     assert drawn(other, 50) == drawn(draws, 50)
 
 
@@ -235,10 +235,10 @@ def test_any_lanes_go_on_and_each_sample_is_drawn_once(sizes: list[int], worlds:
         ends = []
         for lane in range(lanes):
             here = [replace(position, ranks=lanes, rank=lane) for position in begun]
-            draws = Draws(sizes, here, replacement=False)
+            draws = SampleDraws(sizes, here, replacement=False)
             found += drawn(draws, 10_000 if number == len(worlds) else nums[4 * number + lane])
             ends.append(draws.positions)
-        begun = [replace(begun[0], before=numbers_taken_together(positions)) for positions in zip(*ends, strict=True)]
+        begun = [replace(begun[0], before=combine_taken_numbers(positions)) for positions in zip(*ends, strict=True)]
     assert sorted(draw[:2] for draw in found) == [(of, i) for of, size in enumerate(sizes) for i in range(size)]
 
 

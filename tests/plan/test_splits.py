@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from megatron.energon import WorkerConfig, get_loader, get_val_dataset
 
 from energon_pack.config import Overlong, PackConfig, SplitsConfig
-from energon_pack.config.schema import split_shares
+from energon_pack.config.schema import complete_split_shares
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
-from energon_pack.plan.splits import split_of_samples
+from energon_pack.plan.splits import assign_samples_to_splits
 from energon_pack.verify import Options, verify
 from support.packed import demo_config
 from support.samples import chat, write_tar
@@ -40,18 +40,18 @@ def ids(folder: Path, split: str) -> list[str]:
     ],
 )
 def test_train_is_the_rest(given_shares: dict[str, float | None], shares: tuple[float, ...]) -> None:
-    assert split_shares(given_shares) == shares
+    assert complete_split_shares(given_shares) == shares
 
 
 @pytest.mark.parametrize("bad", [{"val": 1.5}, {"train": 0.9, "val": 0.2}, {"val": -0.1}])
 def test_shares_that_do_not_come_to_1(bad: dict[str, float]) -> None:
     with pytest.raises(PackError, match=r"output\.splits"):
-        split_shares(bad)
+        complete_split_shares(bad)
 
 
 def test_shares_are_about_kept() -> None:
     counts = [0, 0, 0]
-    for number in split_of_samples((f"a/{i:05d}" for i in range(10_000)), (0.8, 0.15, 0.05), seed=3):
+    for number in assign_samples_to_splits((f"a/{i:05d}" for i in range(10_000)), (0.8, 0.15, 0.05), seed=3):
         counts[number] += 1
     assert abs(counts[0] - 8000) < 150
     assert abs(counts[1] - 1500) < 150
@@ -61,10 +61,10 @@ def test_shares_are_about_kept() -> None:
 def test_a_sample_stays_where_it_is_when_others_come(keys: list[str], key: str, seed: int) -> None:
     """Otherwise one that was validated on is trained on after data were added."""
     shares = (0.5, 0.3, 0.2)
-    (alone,) = split_of_samples([key], shares, seed)
-    assert split_of_samples([*keys, key], shares, seed)[-1] == alone
-    assert list(split_of_samples([f"x{key}", f"x{key}@2"], shares, seed)[:1]) == list(
-        split_of_samples([f"x{key}@2"], shares, seed)
+    (alone,) = assign_samples_to_splits([key], shares, seed)
+    assert assign_samples_to_splits([*keys, key], shares, seed)[-1] == alone
+    assert list(assign_samples_to_splits([f"x{key}", f"x{key}@2"], shares, seed)[:1]) == list(
+        assign_samples_to_splits([f"x{key}@2"], shares, seed)
     )
 
 
@@ -93,8 +93,8 @@ def test_each_sample_is_in_its_split_and_energon_reads_both(packed: tuple[dict[s
     train, val = ids(folder, "train"), ids(folder, "val")
     assert len(train) + len(val) == len({*train, *val}) == 120
     assert [figures["by_split"][name]["samples"] for name in ("train", "val")] == [len(train), len(val)]
-    assert not split_of_samples(train, (0.8, 0.2, 0.0), 0).any()
-    assert all(split_of_samples(val, (0.8, 0.2, 0.0), 0) == 1)
+    assert not assign_samples_to_splits(train, (0.8, 0.2, 0.0), 0).any()
+    assert all(assign_samples_to_splits(val, (0.8, 0.2, 0.0), 0) == 1)
     assert not verify(folder, Options(source=[], num_workers=1)).num_defects
 
 

@@ -19,7 +19,7 @@ from energon_pack.errors import SamplesLost
 from energon_pack.loading.task_encoder import PackedTaskEncoder, inputs_of
 from energon_pack.online.lazy import LazyPackedDataset
 from energon_pack.pack import pack
-from energon_pack.plan.overlong import max_text_tokens, part_edges
+from energon_pack.plan.overlong import max_text_member_len, split_tokens_into_parts
 from energon_pack.plan.settings import Layout, PackingConfig
 from energon_pack.samples.conversation import options_of
 from energon_pack.samples.documents import document_of
@@ -47,17 +47,21 @@ HARD = (
 
 def test_where_a_document_is_cut() -> None:
     """Four tokens a part; a last part of one token, which would train nothing, takes one from the part before."""
-    assert part_edges([(i, i + 1) for i in range(8)], 4) == [0, 4, 8]
-    assert part_edges([(i, i + 1) for i in range(9)], 4) == [0, 4, 7, 9]
-    assert part_edges([(0, 1), (1, 2), (2, 3), (3, 4), (3, 4), (4, 5)], 4) == [0, 3, 6]  # within the fourth character
-    assert part_edges([(0, 1)] * 6, 4) == [0, 4, 6]  # a character longer than a part
+    assert split_tokens_into_parts([(i, i + 1) for i in range(8)], 4) == [0, 4, 8]
+    assert split_tokens_into_parts([(i, i + 1) for i in range(9)], 4) == [0, 4, 7, 9]
+    assert split_tokens_into_parts([(0, 1), (1, 2), (2, 3), (3, 4), (3, 4), (4, 5)], 4) == [
+        0,
+        3,
+        6,
+    ]  # within the fourth character
+    assert split_tokens_into_parts([(0, 1)] * 6, 4) == [0, 4, 6]  # a character longer than a part
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=60), st.integers(3, 12))
 def test_parts_are_all_tokens_and_fit(widths: list[int], most: int) -> None:
     ends = [sum(widths[: i + 1]) for i in range(len(widths))]
     places = [(end - width, end) for end, width in zip(ends, widths, strict=True)]
-    edges = part_edges(places, most)
+    edges = split_tokens_into_parts(places, most)
     assert (edges[0], edges[-1]) == (0, len(places))
     sizes = [end - start for start, end in pairwise(edges)]
     assert max(sizes) <= most
@@ -65,8 +69,8 @@ def test_parts_are_all_tokens_and_fit(widths: list[int], most: int) -> None:
 
 
 def test_a_part_fills_a_pack_up_to_every_limit() -> None:
-    assert max_text_tokens(PackingConfig(max_token_len=64, pad_to_multiple_of=8)) == 64
-    assert max_text_tokens(PackingConfig(max_token_len=64, max_attention_cost=1000)) == 31  # 31² < 1000 < 32²
+    assert max_text_member_len(PackingConfig(max_token_len=64, pad_to_multiple_of=8)) == 64
+    assert max_text_member_len(PackingConfig(max_token_len=64, max_attention_cost=1000)) == 31  # 31² < 1000 < 32²
 
 
 def write(path: Path, *records: dict[str, Any]) -> Path:

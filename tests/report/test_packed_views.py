@@ -15,17 +15,17 @@ from PIL import Image
 from energon_pack.dataset.files import PlanFile
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.pack_json import PackLookup, parse_pack
-from energon_pack.dataset.pack_parts import packs_in
+from energon_pack.dataset.pack_parts import group_files_by_pack
 from energon_pack.errors import PackError
-from energon_pack.report.views.packed import pack_view
+from energon_pack.report.views.packed import read_pack_view
 from energon_pack.report.views.screens import members_rows, pack_section
-from energon_pack.report.views.text import Tokens, even_limit
-from energon_pack.report.views.view import PackPlace, PackView, Span, thumbnail, vocabulary_of
+from energon_pack.report.views.text import Tokens, find_common_limit
+from energon_pack.report.views.view import PackPlace, PackView, Span, make_webp_thumbnail, token_decoder_of
 from energon_pack.samples.flavors import DEFAULT_FLAVOR
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.member import MemberTokens
 from energon_pack.samples.written_tokens import join_member_tokens
-from energon_pack.sources.storage import InMemory, open_file
+from energon_pack.sources.storage import InMemoryFile, open_file
 from energon_pack.sources.tar import TarScan
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
@@ -97,8 +97,8 @@ def test_a_view_has_what_the_plan_and_the_tokenizer_say(dataset: Path, template:
         for found in packs.all():
             its_rows = rows.rows_of_packs({found.pack.files.key})[found.pack.files.key]
             place = PackPlace(found.number, len(packs), found.shard)
-            stated = pack_view(found.file, found.pack, place, its_rows)
-            made = pack_view(found.file, found.pack, place, None, vocabulary_of(template), max_thumbnails=3)
+            stated = read_pack_view(found.file, found.pack, place, its_rows)
+            made = read_pack_view(found.file, found.pack, place, None, token_decoder_of(template), max_thumbnails=3)
             for ours, theirs, row in zip(made.members, stated.members, its_rows, strict=True):
                 assert ours.spans is not None
                 counts = ours.token_len, ours.num_supervised, ours.num_visual_tokens
@@ -118,11 +118,11 @@ def shown(tmp_path: Path, value: Any, template: Template | None = None, **media:
     media_parts = {f"k.{n.replace('_', '.')}": d for n, d in media.items()}
     path = write_tar(tmp_path / "x.tar", {"k.json": raw, **tokens, **media_parts})
     with open_file(path) as file:
-        data = InMemory(file.read(0, file.size), "")
-    (files,) = packs_in(TarScan(data))
+        data = InMemoryFile(file.read(0, file.size), "")
+    (files,) = group_files_by_pack(TarScan(data))
     pack, defects = parse_pack(files, raw, DEFAULT_FLAVOR)
-    vocabulary = None if template is None else vocabulary_of(template)
-    return pack_view(data, pack, PackPlace(0, 1, "x.tar", 512), None, vocabulary, 8, defects)
+    vocabulary = None if template is None else token_decoder_of(template)
+    return read_pack_view(data, pack, PackPlace(0, 1, "x.tar", 512), None, vocabulary, 8, defects)
 
 
 def test_members_that_are_not_shown_are_not_read(dataset: Path) -> None:
@@ -130,8 +130,8 @@ def test_members_that_are_not_shown_are_not_read(dataset: Path) -> None:
     with PackLookup(DatasetFolder(dataset), DEFAULT_FLAVOR) as packs:
         found = packs[0]
         place = PackPlace(0, len(packs), found.shard)
-        first, *others = pack_view(found.file, found.pack, place, most_read=1).members
-        whole = pack_view(found.file, found.pack, place)
+        first, *others = read_pack_view(found.file, found.pack, place, max_members_read=1).members
+        whole = read_pack_view(found.file, found.pack, place)
     assert (first, bool(first.turns), len(others) > 1) == (whole.members[0], True, True)
     assert [(member.turns, [medium.size for medium in member.media if medium.size]) for member in others] == [
         ([], [])
@@ -205,18 +205,18 @@ def test_members_have_columns_of_what_they_have(tmp_path: Path, media: list[str]
 def test_a_thumbnail_is_small_and_upright() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # on its side
-    with Image.open(io.BytesIO(thumbnail(picture(4000, 1000, exif=exif), "image"))) as small:
+    with Image.open(io.BytesIO(make_webp_thumbnail(picture(4000, 1000, exif=exif), "image"))) as small:
         assert small.size == (40, 160)
         assert small.format == "WEBP"
-    assert len(thumbnail(picture(4000, 4000), "image")) < 8_000
+    assert len(make_webp_thumbnail(picture(4000, 4000), "image")) < 8_000
     for data, kind in ((b"", "image"), (picture()[:-20], "image"), (b"no video", "video")):
         with pytest.raises(ValueError, match="does not decode"):
-            thumbnail(data, kind)
+            make_webp_thumbnail(data, kind)
 
 
 def test_a_video_is_shown_by_its_first_frame() -> None:
     pytest.importorskip("av")
-    with Image.open(io.BytesIO(thumbnail(video(3, 320, 240), "video"))) as small:
+    with Image.open(io.BytesIO(make_webp_thumbnail(video(3, 320, 240), "video"))) as small:
         assert small.size == (160, 120)
 
 
@@ -246,7 +246,7 @@ def test_a_long_system_turn_takes_no_room_of_what_is_trained_on() -> None:
 @given(st.lists(st.integers(0, 60), max_size=8), st.integers(0, 200))
 def test_room_is_shared_evenly(sizes: list[int], room: int) -> None:
     """None is cut that needs not be, and no character is given away but for what does not divide."""
-    most = even_limit(sizes, room)
+    most = find_common_limit(sizes, room)
     used = sum(min(size, most) for size in sizes)
     assert used <= room
     assert used == sum(sizes) or used + len(sizes) > room
@@ -267,7 +267,7 @@ def test_a_picture_on_several_tiles_is_decoded_once_and_made_small_first(
 
     with monkeypatch.context() as patch:
         patch.setattr(Image.Image, "convert", convert_seen)
-        first, second = (thumbnail(file.getvalue(), "image") for _ in range(2))
+        first, second = (make_webp_thumbnail(file.getvalue(), "image") for _ in range(2))
     assert first is second
     assert sizes.count((2000, 1500)) == (mode == "I;16")
     with Image.open(io.BytesIO(first)) as small:

@@ -19,13 +19,13 @@ from energon_pack.pack import pack
 from energon_pack.plan.items import Items
 from energon_pack.plan.packs import PackPlan
 from energon_pack.plan.report import RunFacts
-from energon_pack.report.contact_sheet import packs_to_look_at
+from energon_pack.report.contact_sheet import choose_example_packs
 from energon_pack.report.figures import FolderOutcome
-from energon_pack.report.page import PageFacts, run_page
+from energon_pack.report.page import PageFacts, build_run_page
 from energon_pack.report.pages.bars import log_histogram
 from energon_pack.report.pages.html import Html
-from energon_pack.report.remarks import remarks
-from energon_pack.report.run_report import first_entries_by_reason, first_that_fit
+from energon_pack.report.remarks import collect_remarks
+from energon_pack.report.run_report import choose_sections_that_fit, first_entries_by_reason
 from energon_pack.samples.skip import Reason
 from support.figures import FIGURES, figures
 from support.html_page import check_page
@@ -157,7 +157,7 @@ def worst() -> tuple[Any, PageFacts]:
 def test_names_that_mean_harm_are_text() -> None:
     """Otherwise the author of the data could run any script in the reader's browser."""
     of, about = worst()
-    page = run_page(of, about, remarks(of))
+    page = build_run_page(of, about, collect_remarks(of))
     said = check_page(page)
     assert "<script" not in page
     assert "<img" not in page
@@ -169,15 +169,15 @@ def test_names_that_mean_harm_are_text() -> None:
 def test_the_largest_page_is_small() -> None:
     """It is sent by mail and opened on telephones. Packs to look at take 200 kB at most."""
     of, about = worst()
-    assert len(run_page(of, about, remarks(of), [Html("x" * 200_000)]).encode()) < _MOST
+    assert len(build_run_page(of, about, collect_remarks(of), [Html("x" * 200_000)]).encode()) < _MOST
 
 
 def test_what_is_not_there_is_not_shown() -> None:
     """A run without a plan, and one without measured samples."""
     bare = figures({"token_len": None, "measured": 0}, report=None, batch_shapes=None, overlong_facts=None)
     about = PageFacts(plain(PackConfig(model=ModelConfig(name="x", template="x"))), "a", "b")
-    assert "No sample was measured." in check_page(run_page(bare, about))
-    assert "batches of one pack" not in check_page(run_page(FIGURES, about))
+    assert "No sample was measured." in check_page(build_run_page(bare, about))
+    assert "batches of one pack" not in check_page(build_run_page(FIGURES, about))
 
 
 KINDS = ["Longest", "Shortest", "Of a remark", "By chance", "Left out"]
@@ -247,7 +247,7 @@ def test_each_medium_and_the_edges() -> None:
     """Packs: text 10; text 5 + 4 + 3; image 20; text 2."""
     of = items([10, 5, 4, 3, 20, 2], [0, 0, 0, 0, 1, 0])
     plan = PackPlan(np.array([0, 1, 4, 5, 6]), np.arange(6), np.zeros(6, np.int8), 4)
-    assert packs_to_look_at(of, plan) == {
+    assert choose_example_packs(of, plan) == {
         0: "the first text pack",
         2: "the first image pack, the fullest",
         3: "the emptiest",
@@ -257,13 +257,13 @@ def test_each_medium_and_the_edges() -> None:
 
 def test_no_pack() -> None:
     nothing = PackPlan(np.zeros(1, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int8), 0)
-    assert packs_to_look_at(items([], []), nothing) == {}
+    assert choose_example_packs(items([], []), nothing) == {}
 
 
 def test_a_page_takes_what_it_has_room_for() -> None:
     """A pack of large pictures must not keep out the next."""
     sections = {number: Html("a" * size) for number, size in enumerate((5000, 100_000, 4000))}
-    assert [*first_that_fit(sections, 12_000)] == [0, 2]
+    assert [*choose_sections_that_fit(sections, 12_000)] == [0, 2]
 
 
 def test_some_examples_of_each_reason_are_enough() -> None:

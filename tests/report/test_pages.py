@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from energon_pack.report.pages.bars import Histogram, Piece, draw_histogram, log_histogram, segmented_bar, short_number
+from energon_pack.report.pages.bars import (
+    Histogram,
+    Piece,
+    draw_histogram,
+    draw_segmented_bar,
+    log_histogram,
+    short_number,
+)
 from energon_pack.report.pages.html import Html, Rows, code_cell, page, section, table, tag
 
 
@@ -53,9 +60,9 @@ def widths(made: Html) -> list[tuple[str, float]]:
 
 
 def test_a_strip_is_filled_to_scale() -> None:
-    made = segmented_bar([Piece("text", 30, "a"), Piece("image", 10, "b")], 80)
+    made = draw_segmented_bar([Piece("text", 30, "a"), Piece("image", 10, "b")], 80)
     assert widths(made) == [("text", 37.5), ("image", 12.5), ("padding", 50.0)]
-    assert widths(segmented_bar([Piece("text", 80, "a")], 80)) == [("text", 100.0)]
+    assert widths(draw_segmented_bar([Piece("text", 80, "a")], 80)) == [("text", 100.0)]
 
 
 def test_bars_are_to_scale_and_the_mark_is_between_them() -> None:

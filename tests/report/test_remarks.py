@@ -11,13 +11,13 @@ from energon_pack.report.advice import ImagesAtTokenBounds
 from energon_pack.report.data_rules import _REMEDIES
 from energon_pack.report.figures import Figures, FolderOutcome, LengthTrials, OverlongFacts, SourceMedium
 from energon_pack.report.pages.html import Grade
-from energon_pack.report.remarks import remarks
+from energon_pack.report.remarks import collect_remarks
 from energon_pack.samples.skip import Reason
 from support.figures import FIGURES, LENS, figures, noted, overlong
 
 
 def said(of: Figures, **how: Any) -> list[tuple[str, str]]:
-    return [(remark.grade.value, remark.what) for remark in remarks(of, **how)]
+    return [(remark.grade.value, remark.what) for remark in collect_remarks(of, **how)]
 
 
 NONE = {
@@ -155,9 +155,9 @@ CASES: dict[str, tuple[Figures, tuple[str, str]]] = {
 def test_what_stands_out(name: str) -> None:
     of, expected = CASES[name]
     assert said(of) == [expected]
-    assert all(remark.why and remark.knob for remark in remarks(of))
+    assert all(remark.why and remark.knob for remark in collect_remarks(of))
     known = {"", "most_visual", "untrained", "without_features", *NOTES, *NAME_LISTS, *Reason}
-    assert {remark.sample for remark in remarks(of)} <= known, "the contact sheet finds a sample of each"
+    assert {remark.sample for remark in collect_remarks(of)} <= known, "the contact sheet finds a sample of each"
 
 
 def test_bad_data_is_wrong_where_it_is_too_much() -> None:
@@ -166,19 +166,19 @@ def test_bad_data_is_wrong_where_it_is_too_much() -> None:
     for allowed in (0.05, 0.032):  # as many as are allowed are not too many
         assert said(of, max_skipped=allowed) == [("look", what)]
     assert said(of, max_skipped=0.01) == [("wrong", what)]
-    assert remarks(of)[0].knob.startswith("source.media_root")
+    assert collect_remarks(of)[0].knob.startswith("source.media_root")
 
 
 def test_what_is_wrong_comes_first() -> None:
     of = figures({"untrained": 50, "num_without_visual": 3}, demo=True)
-    assert [remark.grade for remark in remarks(of)] == [Grade.wrong, Grade.look, Grade.note]
+    assert [remark.grade for remark in collect_remarks(of)] == [Grade.wrong, Grade.look, Grade.note]
 
 
 def test_a_length_that_would_do_is_named() -> None:
     longer = LengthTrials(
         [TriedLength(8192, 30, 0.03, 0.15, 128, 0.95), TriedLength(32768, 0, 0.0, 0.0, 40, 0.96)], 1000, 1000
     )
-    (remark,) = remarks(
+    (remark,) = collect_remarks(
         figures(report=overlong(30, 150_000), overlong_facts=OverlongFacts("image"), length_trials=longer)
     )
     assert remark.knob.startswith(

@@ -7,7 +7,7 @@ import pytest
 
 from energon_pack.report.views.screens import member_facts
 from energon_pack.report.views.text import Tokens
-from energon_pack.report.views.view import MemberView, Span, Turn, spans_of, vocabulary_of
+from energon_pack.report.views.view import MemberView, Span, Turn, spans_of, token_decoder_of
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.member import SampleOptions
 from energon_pack.samples.sample import Message
@@ -31,7 +31,7 @@ def shown(template: Template, sample: Sample) -> list[Span]:
     """Spans whose sums are checked against the tokens of training."""
     (tokens,) = template.member_tokens([sample])
     media = [f"{medium.kind} {medium.width}×{medium.height}" for medium in sample.media]
-    spans = spans_of(tokens, vocabulary_of(template), media)
+    spans = spans_of(tokens, token_decoder_of(template), media)
     assert sum(span.num_tokens for span in spans) == len(tokens)
     assert [weight for span in spans for weight in [span.weight] * span.num_tokens] == tokens.token_weights
     assert [span.is_trained for span in spans] == [span.weight > 0 for span in spans]

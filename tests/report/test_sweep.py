@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.report.sweep import BEST_RULE, read_sweep
 from energon_pack.report.sweep_folder import SweepFolderCallback, SweepJobFile
-from energon_pack.report.sweep_page import sweep_html, write_sweep
+from energon_pack.report.sweep_page import sweep_html, write_sweep_page_and_json
 from support.html_page import check_page
 
 
@@ -73,7 +73,7 @@ def test_no_job_that_drops_more_than_it_may_is_best(
     """A job that dropped 47 % was marked ★, for the others dropped more; and nothing said what ★ is."""
     for number, tokens in enumerate(left_out):
         leave(tmp_path, number, [f"seed={number}", "packing.overlong=drop"], outcome(left_out=tokens), may_drop)
-    write_sweep(tmp_path)
+    write_sweep_page_and_json(tmp_path)
     page, out = check_page((tmp_path / "sweep.html").read_text()), capsys.readouterr().out
     assert json.loads((tmp_path / "sweep.json").read_text())["best"] == best
     none = "each drops more of the tokens than its packing.max_dropped_tokens"
@@ -103,7 +103,7 @@ def test_a_sweeper_that_optimises_names_its_best_alone(tmp_path: Path, capsys: p
     leave(tmp_path, 0, ["seed=0"], outcome())
     leave(tmp_path, 1, ["seed=1"], outcome())
     (tmp_path / "optimization_results.yaml").write_text("name: optuna\nbest_params: {seed: 1}\n")
-    write_sweep(tmp_path)
+    write_sweep_page_and_json(tmp_path)
     out = capsys.readouterr().out
     assert "no ★: the sweeper chose by report.objective, and optimization_results.yaml names its best" in out
     assert json.loads((tmp_path / "sweep.json").read_text())["best"] is None
@@ -126,7 +126,7 @@ def test_jobs_that_failed_are_listed_with_why(tmp_path: Path, capsys: pytest.Cap
     leave(folder, 1, ["seed=1"], SamplesLost("all are lost", str(tmp_path / "1.report.html")))
     leave(folder, 2, ["seed=2"], None)  # killed
     leave(folder, 10, ["seed=10"], outcome())
-    write_sweep(folder)
+    write_sweep_page_and_json(folder)
     said = check_page((folder / "sweep.html").read_text())
     for text in ("1 job done, 3 failed", "no such <folder>", "all are lost", "it did not end", "seed=10"):
         assert text in said
@@ -180,7 +180,7 @@ def test_what_a_stage_does_not_tell_is_no_zero(tmp_path: Path, capsys: pytest.Ca
     lengths = {"samples_in": 100, "samples_measured": 100, "tokens": 1000, "lens": [choice]}
     leave(tmp_path, 0, ["stage=lengths"], lengths)
     leave(tmp_path, 1, ["stage=plan"], outcome())
-    write_sweep(tmp_path)
+    write_sweep_page_and_json(tmp_path)
     assert "0.000" not in check_page((tmp_path / "sweep.html").read_text())
     assert "0.000" not in capsys.readouterr().out
 
@@ -208,7 +208,7 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_sweep_without_jobs_leaves_nothing(tmp_path: Path) -> None:
-    write_sweep(tmp_path)
+    write_sweep_page_and_json(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -256,7 +256,7 @@ def test_a_job_that_would_be_refused_has_its_figures(tmp_path: Path, capsys: pyt
     why = "9 overlong samples have 33% of all tokens, packing.max_dropped_tokens=0.1 allows less (…)"
     leave(tmp_path, 0, ["packing.max_token_len=64"], SamplesLost(why, "/p.html", outcome(left_out=500)))
     leave(tmp_path, 1, ["packing.max_token_len=512"], outcome())
-    write_sweep(tmp_path)
+    write_sweep_page_and_json(tmp_path)
     page, out = (tmp_path / "sweep.html").read_text(), capsys.readouterr().out
     check_page(page)
     assert '<span class="faint">9 overlong samples have 33% of all tokens</span>' in page
@@ -272,7 +272,7 @@ def test_no_model_is_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         left = outcome(tokens=1000 - number)
         left["flops"]["source"] = sizes
         SweepJobFile(tmp_path, number, [f"+model={name}"]).write_success(tmp_path / "report.html", left, 0.1)
-    write_sweep(tmp_path)
+    write_sweep_page_and_json(tmp_path)
     out = capsys.readouterr().out
     assert "no ★: each model has tokens of its own, and the fewest are not the best" in out
     assert re.search(r"internvl3 +sizes of an 8B model +90\.00%", out)

@@ -11,9 +11,9 @@ from energon_pack.plan.items import Items, Lengths
 from energon_pack.plan.pack_lengths import TriedLength
 from energon_pack.plan.settings import CAPPED_COLUMNS, Algorithm, PackingConfig
 from energon_pack.report.advice import (
-    advise_to_shrink,
+    advise_to_shrink_media,
     count_images_at_token_bounds,
-    drops_little_and_fills,
+    drops_little_and_fills_packs,
     lengths_to_try,
     lengths_trial_job_of,
     recommend_length,
@@ -56,7 +56,7 @@ def test_what_is_said_of_the_rule() -> None:
 def test_few_packs_need_not_be_full() -> None:
     """Twelve packs where twelve are the least are as good as a fuller plan: the last one is never full."""
     assert [
-        drops_little_and_fills(choice(8192, *of, packs=12)) for of in ((0.0, 0.935), (0.0, 0.90), (0.02, 0.99))
+        drops_little_and_fills_packs(choice(8192, *of, packs=12)) for of in ((0.0, 0.935), (0.0, 0.90), (0.02, 0.99))
     ] == [
         True,
         False,
@@ -161,7 +161,7 @@ LENS = (1024, 2048, 4096, 8192, 16384)
 def test_a_few_large_pictures_come_before_a_longer_pack() -> None:
     """10 pictures of 12 Mpx were 1.7 % of the samples and 26 % of the tokens: "16,384 is right, nothing stands out"."""
     some = lengths(*[(IMAGE, 16100, 16000, 1)] * 10, *[(TEXT, 800, 0, 0)] * 590)
-    first = advise_to_shrink(some, QWEN, LENS)
+    first = advise_to_shrink_media(some, QWEN, LENS)
     assert first is not None
     assert (first.knob, first.samples, first.needed_len, first.needed_len_after) == (
         f"model.max_pixels={768 * 28**2}",
@@ -177,7 +177,7 @@ def test_a_few_large_pictures_come_before_a_longer_pack() -> None:
 
 
 def test_of_videos_it_is_told_what_all_others_need() -> None:
-    first = advise_to_shrink(lengths((VIDEO, 9000, 8900, 0), *[(TEXT, 800, 0, 0)] * 20), QWEN, LENS)
+    first = advise_to_shrink_media(lengths((VIDEO, 9000, 8900, 0), *[(TEXT, 800, 0, 0)] * 20), QWEN, LENS)
     assert first is not None
     assert str(first) == (
         "pixels and frames first: 1 video sample alone needs packs of 16,384 tokens; media=fps media.fps=1; all others"
@@ -191,11 +191,11 @@ def test_of_videos_it_is_told_what_all_others_need() -> None:
     ids=["text", "most samples", "short"],
 )
 def test_where_no_few_media_make_packs_long(samples: list[tuple[int, int, int, int]]) -> None:
-    assert advise_to_shrink(lengths(*samples), QWEN, LENS) is None
+    assert advise_to_shrink_media(lengths(*samples), QWEN, LENS) is None
 
 
 def test_models_of_tiles_have_no_limit_of_pixels() -> None:
     tiles = cast(MediaRules, SimpleNamespace(settings={"tile": 448}))
     some = lengths((IMAGE, 16100, 16000, 1), *[(TEXT, 800, 0, 0)] * 20)
-    assert advise_to_shrink(some, tiles, LENS) is None
-    assert advise_to_shrink(some, None, LENS) is None
+    assert advise_to_shrink_media(some, tiles, LENS) is None
+    assert advise_to_shrink_media(some, None, LENS) is None

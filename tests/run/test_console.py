@@ -19,8 +19,8 @@ from rich.text import Text
 from energon_pack.errors import PackError, amount
 from energon_pack.report.pages.html import Rows, print_table
 from energon_pack.run import console
-from energon_pack.run.console import EscapingFormatter, print_error, printed_together, say
-from energon_pack.run.progress import Progress, StageCounts, finished_line
+from energon_pack.run.console import ControlEscapingFormatter, hold_output_under_title, print_error, say
+from energon_pack.run.progress import Progress, StageCounts, finished_stage_text
 from support.running import as_a_program, exit_code, run_here
 
 
@@ -50,13 +50,13 @@ def test_escape_sequences_are_shown_wherever_they_are_printed(capsys: pytest.Cap
     print_error("energon-pack: error", HOSTILE.replace("\r\n", ""))
     print_table(Rows([HOSTILE], [[HOSTILE]]))
     console.console().print(Text.assemble((HOSTILE, "bold red")), soft_wrap=True)
-    with printed_together("job 0"):
+    with hold_output_under_title("job 0"):
         say(HOSTILE)
     progress = Progress()
     progress._console.print(HOSTILE)
     out, errors = capsys.readouterr()
     record = logging.LogRecord("x", logging.WARNING, "x", 1, "%s", (HOSTILE,), None)
-    printed = [out, errors, EscapingFormatter().format(record), str(PackError(HOSTILE))]
+    printed = [out, errors, ControlEscapingFormatter().format(record), str(PackError(HOSTILE))]
     assert out.startswith(f"{SHOWN}\n")
     assert "\\x1b[31m" in errors
     assert not {*"".join(printed)} & {*"\x1b\x07\x9b\u202e\r\udc80"}
@@ -175,7 +175,7 @@ def test_the_rest_is_counted_in_what_takes_the_time() -> None:
 def test_what_is_begun_is_seen() -> None:
     """1,009 packs of one shard stood at `0 %, 0 of 1,009` for 25 s: after 10 s a quarter of its bytes are there."""
     progress = Progress(quiet=True)
-    with progress.stage("write", 1009, "packs in 1 shard", cost=4000, begun=lambda: 1000.0) as advance:
+    with progress.stage("write", 1009, "packs in 1 shard", cost=4000, begun_cost=lambda: 1000.0) as advance:
         assert drawn(progress, 80)[1].split("  ")[1] == "252 of 1,009 packs in 1 shard"
         assert " 25%" in drawn(progress, 80)[0]
         advance(1009, cost=4000)
@@ -193,12 +193,15 @@ DONE = StageCounts(500_000, 10**10, 7, Counter(bad_message=2, unreadable_media=9
 
 
 def test_a_stage_that_is_done() -> None:
-    assert finished_line("lengths", 20.0, DONE) == (
+    assert finished_stage_text("lengths", 20.0, DONE) == (
         "lengths      20.0 s  500,000 samples  25,000 samples/s  500 MB/s  7 from the cache"
         "  9,002 skipped (9,000 unreadable_media)"
     )
-    assert finished_line("lengths", 0.04, StageCounts(cached=320)) == "lengths       0.0 s  320 samples from the cache"
-    assert finished_line("check", 3700.0, StageCounts()) == "check       1:01:40"
+    assert (
+        finished_stage_text("lengths", 0.04, StageCounts(cached=320))
+        == "lengths       0.0 s  320 samples from the cache"
+    )
+    assert finished_stage_text("check", 3700.0, StageCounts()) == "check       1:01:40"
 
 
 @pytest.mark.parametrize("width", [20, 40, 79, 120])

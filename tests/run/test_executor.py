@@ -25,8 +25,8 @@ from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.run.executors import Job, JobFolder, Result
 from energon_pack.run.executors.local import LocalExecutor
-from energon_pack.run.executors.workers import IdleTime, cpu_seconds_and_bytes
-from energon_pack.sources.storage import call_counting_bytes
+from energon_pack.run.executors.workers import IdleTime, cpu_seconds_and_transferred_bytes
+from energon_pack.sources.storage import call_counting_read_bytes
 from support import jobs
 from support.jobs import hold, sleep
 from support.packed import files
@@ -262,7 +262,7 @@ def test_reading_a_mapped_file_is_work(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(psutil, "Process", lambda _: process)
     context: Any = SimpleNamespace(started=[SimpleNamespace(pid=1)])
-    busy = IdleTime(partial(cpu_seconds_and_bytes, context))
+    busy = IdleTime(partial(cpu_seconds_and_transferred_bytes, context))
     assert busy.seconds_without_work(60.0) == 0.0
 
 
@@ -296,7 +296,7 @@ class Elsewhere:
 
     def _sent(self, function: Callable[[Job], Result], job: Job) -> Result:
         run, sent = pickle.loads(pickle.dumps((function, job)))
-        inner = run.args[0] if isinstance(run, partial) and run.func is call_counting_bytes else run
+        inner = run.args[0] if isinstance(run, partial) and run.func is call_counting_read_bytes else run
         self.names.add(getattr(inner, "__name__", "partial"))
         result: Result = pickle.loads(pickle.dumps(run(sent)))
         return result

@@ -17,23 +17,23 @@ import numpy as np
 import pytest
 
 from energon_pack.errors import PackError
-from energon_pack.run.bounded_memory import LruCache, Scratch, blocks
+from energon_pack.run.bounded_memory import LruCache, Scratch, split_into_blocks
 from energon_pack.run.executors import JobFolder
 from energon_pack.run.executors.admission import enter_and_check_machine, terms_with_mark_files
-from energon_pack.run.files import is_intact, made_whole, user_temporary_folder, write_whole
+from energon_pack.run.files import is_intact, make_folder_atomically, user_temporary_folder, write_atomically
 from energon_pack.run.workshop import one_process_at_a_time
 from support.running import ROOT
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_whole(tmp_path / "f", b"old")
+    write_atomically(tmp_path / "f", b"old")
 
     def fail(_: int) -> None:
         raise OSError("no space left on device")
 
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(OSError, match="no space"):
-        write_whole(tmp_path / "f", b"new")
+        write_atomically(tmp_path / "f", b"new")
     assert (tmp_path / "f").read_bytes() == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
 
@@ -43,7 +43,7 @@ def test_a_folder_that_was_damaged_is_made_again(tmp_path: Path, damage: Callabl
     """Whichever of its files was cut, changed or lost; one that is whole is left alone."""
 
     def make(folder: Path) -> None:
-        with made_whole(folder) as new:
+        with make_folder_atomically(folder) as new:
             (new / "in").mkdir()
             (new / "in" / "a").write_bytes(b"content")
             (new / "b").write_bytes(b"more")
@@ -67,8 +67,8 @@ def test_a_folder_that_was_damaged_is_made_again(tmp_path: Path, damage: Callabl
 def test_the_folder_of_a_faster_run_stays(tmp_path: Path) -> None:
     """It works with it: two jobs of a sweep made the demo at once, and one of them said that its source had changed."""
     folder = tmp_path / "made"
-    with made_whole(folder) as slow:
-        with made_whole(folder) as fast:
+    with make_folder_atomically(folder) as slow:
+        with make_folder_atomically(folder) as fast:
             (fast / "file").write_text("same")
         inode = (folder / "file").stat().st_ino
         (slow / "file").write_text("same")
@@ -215,10 +215,10 @@ def test_no_file_is_left_even_of_an_array_that_is_at_work(tmp_path: Path) -> Non
 
 def test_blocks_are_all_of_it_and_small_where_each_is_much(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("energon_pack.run.bounded_memory.BLOCK_NUMBERS", 10)
-    assert [*blocks(25)] == [slice(0, 10), slice(10, 20), slice(20, 25)]
-    assert [*blocks(5, each=4.0)] == [slice(0, 2), slice(2, 4), slice(4, 5)]
-    assert len([*blocks(3, each=99.0)]) == 3
-    assert [*blocks(0)] == []
+    assert [*split_into_blocks(25)] == [slice(0, 10), slice(10, 20), slice(20, 25)]
+    assert [*split_into_blocks(5, numbers_per_item=4.0)] == [slice(0, 2), slice(2, 4), slice(4, 5)]
+    assert len([*split_into_blocks(3, numbers_per_item=99.0)]) == 3
+    assert [*split_into_blocks(0)] == []
 
 
 def test_a_folder_is_seen_by_the_file_that_lies_in_it_meanwhile(tmp_path: Path) -> None:

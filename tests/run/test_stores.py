@@ -12,11 +12,11 @@ import yaml
 from botocore.credentials import RefreshableCredentials
 
 from energon_pack.config.compose import compose_config
-from energon_pack.errors import PackError, refuse_password, without_passwords
+from energon_pack.errors import PackError, hide_passwords_in_text, refuse_password
 from energon_pack.run import stores
-from energon_pack.run.address import energon_address, is_address, joined, lies_in, parent
+from energon_pack.run.address import energon_address, is_address, join_address, lies_in, parent
 from energon_pack.run.stores import requests
-from energon_pack.run.stores.blocks import BLOCK_BYTES, Blocks
+from energon_pack.run.stores.blocks import BLOCK_BYTES, BlockCache
 from energon_pack.run.stores.by_msc import MscObjects
 from energon_pack.run.stores.by_obstore import ObstoreObjects
 from energon_pack.run.stores.requests import StoreError
@@ -33,8 +33,8 @@ def test_an_address_is_told_from_a_path() -> None:
 
 def test_folders_of_addresses_are_those_of_paths() -> None:
     assert [parent("s3://b/x/y/"), parent("s3://b/x"), parent("s3://b")] == ["s3://b/x", "s3://b", "s3://b"]
-    assert joined("s3://b/x", "../y/./z.png") == "s3://b/y/z.png"
-    assert joined("s3://b/x", "gs://c/z.png") == "gs://c/z.png"
+    assert join_address("s3://b/x", "../y/./z.png") == "s3://b/y/z.png"
+    assert join_address("s3://b/x", "gs://c/z.png") == "gs://c/z.png"
     assert lies_in("s3://b/x/y", "s3://b/x/")
     assert not lies_in("s3://b/xy", "s3://b/x")
 
@@ -125,13 +125,13 @@ def test_a_profile_that_there_is_not_is_named(bucket: Bucket) -> None:
 
 def test_no_more_is_kept_than_there_is_room_for(bucket: Bucket) -> None:
     """The first blocks stay: with a larger source, each block would be removed before its second use."""
-    blocks = Blocks(most=200)
+    blocks = BlockCache(most=200)
     for number in range(300):
         blocks.keep("k", number, memoryview(bytes([number % 256]) * 10))
-    there = [number for number in range(300) if Blocks().has("k", number)]
+    there = [number for number in range(300) if BlockCache().has("k", number)]
     assert there[:128] == list(range(128))
     assert 128 <= len(there) <= 200
-    assert Blocks().read_if_kept("k", 7, 2, 5) == b"\x07\x07\x07"
+    assert BlockCache().read_if_cached("k", 7, 2, 5) == b"\x07\x07\x07"
     assert BLOCK_BYTES == 1 << 20
 
 
@@ -273,7 +273,7 @@ def test_what_is_wrong_in_the_environment_is_one_line(
 def test_no_error_shows_a_password() -> None:
     error = PackError("http://me:se/cret@host/x and http://me:p@ss@host:80/x, s3://b/a:b@2x.png")
     assert str(error) == "http://me:se/cret@host/x and http://***@host:80/x, s3://b/a:b@2x.png"
-    assert without_passwords("ray://:word@head:10001") == "ray://***@head:10001"
+    assert hide_passwords_in_text("ray://:word@head:10001") == "ray://***@head:10001"
     with pytest.raises(PackError, match=r"^source\.path=s3://\*\*\*@b/x: an address with a password"):
         refuse_password("source.path=", "s3://me:word@b/x")
     with pytest.raises(PackError, match=r"^s3://\*\*\*@b/x: "):

@@ -20,7 +20,7 @@ from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.turns import NO_EMPTY_ANSWERS, count_empty_answers, is_empty_answer
 from energon_pack.templates.chat.labels import turn_weights
 from energon_pack.templates.identity import labels_without_new_defaults
-from energon_pack.templates.settings import Empty, Expand, LabelSettings, TrainOn, Untrained
+from energon_pack.templates.settings import EmptyAnswerPolicy, Expand, LabelSettings, TrainOn, UntrainedSamplePolicy
 from support.packed import json_lines
 
 CALL = {"type": "function", "function": {"name": "f", "arguments": {}}}
@@ -130,7 +130,7 @@ TALK = talk("a", "", "c")["messages"]
     ("labels", "weights"),
     [
         (LabelSettings(), {1: 1.0, 5: 1.0}),
-        (LabelSettings(empty=Empty.train), {1: 1.0, 3: 1.0, 5: 1.0}),
+        (LabelSettings(empty=EmptyAnswerPolicy.train), {1: 1.0, 3: 1.0, 5: 1.0}),
         (LabelSettings(train_on=TrainOn.last), {5: 1.0}),
         (LabelSettings(prompt_weight=0.5), {1: 1.0, 3: 0.0, 5: 1.0}),  # its end does not count as a prompt either
     ],
@@ -144,12 +144,12 @@ def test_a_weight_of_its_own_trains_no_empty_answer(own: dict[str, Any]) -> None
     """Data sets write it on every turn."""
     messages = talk("a", "", **own)["messages"]
     assert [*turn_weights(messages, LabelSettings())] == [1]
-    assert [*turn_weights(messages, LabelSettings(empty=Empty.train))] == [1, 3]
+    assert [*turn_weights(messages, LabelSettings(empty=EmptyAnswerPolicy.train))] == [1, 3]
 
 
 def test_the_default_changes_no_key_of_a_cache_and_no_name_of_a_dataset(config: Callable[..., PackConfig]) -> None:
     assert "empty" not in labels_without_new_defaults(plain(LabelSettings()))
-    assert labels_without_new_defaults(plain(LabelSettings(empty=Empty.train)))["empty"] == "train"
+    assert labels_without_new_defaults(plain(LabelSettings(empty=EmptyAnswerPolicy.train)))["empty"] == "train"
     assert "empty" not in content_settings(plain(config(None)))["labels"]
 
 
@@ -182,7 +182,7 @@ def test_a_conversation_is_left_out_if_all_its_answers_are_empty(
 
 def test_a_setting_trains_them_all(config: Callable[..., PackConfig], source: str) -> None:
     dropped = pack(config(source, output__name="dropped"))
-    trained = pack(config(source, output__name="trained", labels__empty=Empty.train))
+    trained = pack(config(source, output__name="trained", labels__empty=EmptyAnswerPolicy.train))
     assert (dropped["samples_packed"], trained["samples_packed"]) == (3, 4)
     assert trained["samples_with_empty_answers"] == 0
     ends = 3  # an end token after each; and the white space of one
@@ -192,7 +192,9 @@ def test_a_setting_trains_them_all(config: Callable[..., PackConfig], source: st
 def test_what_trains_nothing_stays_out_though_untrained_samples_are_kept(
     config: Callable[..., PackConfig], source: str
 ) -> None:
-    assert pack(config(source, labels__untrained=Untrained.keep))["skipped_by_reason"] == {"empty_answer": 1}
+    assert pack(config(source, labels__untrained=UntrainedSamplePolicy.keep))["skipped_by_reason"] == {
+        "empty_answer": 1
+    }
 
 
 @pytest.mark.parametrize("how", [Expand.turns, Expand.pairs])

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from energon_pack.samples.raw_record import has_nulls_of_table
+from energon_pack.samples.raw_record import has_nulls_added_by_table
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import ARGUMENT_KEYS, Message
-from energon_pack.samples.settings import ReadSettings, ToolsAs
+from energon_pack.samples.settings import ReadSettings, ToolForm
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.chat.template import ChatTemplate
 
@@ -74,7 +74,7 @@ def test_arguments_under_another_name_are_read(spelling: str) -> None:
         assert arguments(make({key: {}})) == {}
     assert arguments(make({})) == {}
     assert arguments(make({"index": 0, "status": "completed"})) == {}
-    text = read(make({"args": BERGEN}), tools=ToolsAs.text)["content"]
+    text = read(make({"args": BERGEN}), tools=ToolForm.text)["content"]
     assert text.rpartition("\n")[2] == '{"name": "tide_at", "arguments": {"harbour": "Bergen"}}'
 
 
@@ -163,8 +163,10 @@ def test_nulls_of_a_table_and_nulls_that_an_author_means() -> None:
         calls = [{"function": {"name": "f", "args": arguments}, "id": "c"} for arguments in all_arguments]
         return {"messages": [{"role": "user", "content": "q"}, answer(tool_calls=calls)]}
 
-    assert not has_nulls_of_table(calling({"unit": None}))
-    assert not has_nulls_of_table({"messages": [answer(tool_calls=[{"function": {"parameters": {"unit": None}}}])]})
-    assert has_nulls_of_table(
+    assert not has_nulls_added_by_table(calling({"unit": None}))
+    assert not has_nulls_added_by_table(
+        {"messages": [answer(tool_calls=[{"function": {"parameters": {"unit": None}}}])]}
+    )
+    assert has_nulls_added_by_table(
         {"messages": [answer(tool_calls=[{"function": {"args": {"a": None}}, "parameters": {}, "id": None}])]}
     )

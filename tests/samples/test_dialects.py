@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from energon_pack.samples.dialects.table import DIALECTS
-from energon_pack.samples.media.read_media import medium_settings_of
+from energon_pack.samples.media.read_media import read_medium_settings
 from energon_pack.samples.record import Record, parse_record
 from energon_pack.samples.sample import REASONING_KEYS, Message
-from energon_pack.samples.settings import ReadSettings, SampleType, Take
+from energon_pack.samples.settings import PreferenceTake, ReadSettings, SampleType
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.jsonl.dialects import RowSettings, parse_row
 from energon_pack.sources.source_file import read_record
@@ -174,11 +174,13 @@ def test_two_spellings_of_one_thing_that_differ_are_an_error(value: dict[str, An
 def test_other_spellings_that_differ_are_an_error() -> None:
     """The frames of a list were taken at one of two rates, the verdict of one of two labels was believed."""
     with pytest.raises(Skip, match=r"fps is '2' and sample_fps '4': two spellings"):
-        medium_settings_of({"list_of_frames": 2, "fps": 2, "sample_fps": 4}, {}, "image")
+        read_medium_settings({"list_of_frames": 2, "fps": 2, "sample_fps": 4}, {}, "image")
     with pytest.raises(Skip, match=r"label is .* and kto_tag .* two spellings"):
-        parse_record({"messages": SAID, "label": True, "kto_tag": 0}, ReadSettings(take=Take.chosen))
+        parse_record({"messages": SAID, "label": True, "kto_tag": 0}, ReadSettings(take=PreferenceTake.chosen))
     with pytest.raises(Skip, match="prompt is 'p' and question 'q': two spellings"):
-        parse_record({"prompt": "p", "question": "q", "chosen": "a", "rejected": "b"}, ReadSettings(take=Take.chosen))
+        parse_record(
+            {"prompt": "p", "question": "q", "chosen": "a", "rejected": "b"}, ReadSettings(take=PreferenceTake.chosen)
+        )
 
 
 def test_two_spellings_that_say_the_same_are_one_medium() -> None:
@@ -280,8 +282,8 @@ def test_a_kind_that_is_asked_for_is_the_only_one() -> None:
 def test_preference_data_in_a_dialect_is_named_and_its_good_side_is_read() -> None:
     value = {"instruction": "i", "input": "", "output": "o", "kto_tag": False}
     assert said_of(value).startswith("preference_data")
-    assert said_of(value, ReadSettings(take=Take.chosen)).startswith("not_chosen")
-    assert texts(parse_record(value | {"kto_tag": True}, ReadSettings(take=Take.chosen))) == ["i", "o"]
+    assert said_of(value, ReadSettings(take=PreferenceTake.chosen)).startswith("not_chosen")
+    assert texts(parse_record(value | {"kto_tag": True}, ReadSettings(take=PreferenceTake.chosen))) == ["i", "o"]
     for pair in ({"prompt": "p"}, {"conversations": [{"from": "human", "value": "p"}]}):
         assert said_of({**pair, "chosen": "a", "rejected": "b"}).startswith("preference_data: chosen and rejected")
 
@@ -338,7 +340,7 @@ def test_300_000_changed_records_are_what_was_meant_or_left_out() -> None:
 
 USER, GOOD, BAD = ({"role": r, "content": t} for r, t in (("user", "q"), ("assistant", "good"), ("assistant", "bad")))
 CHAT: list[Message] = [USER, GOOD]
-CHOSEN = ReadSettings(take=Take.chosen)
+CHOSEN = ReadSettings(take=PreferenceTake.chosen)
 
 PREFERENCES: dict[str, dict[str, Any]] = {
     "TRL, texts": {"prompt": "q", "chosen": "good", "rejected": "bad"},
@@ -400,7 +402,7 @@ def test_a_chosen_answer_that_the_conversation_has_is_trained_once(field: str, c
 @pytest.mark.parametrize("last", [{**GOOD, "content": "other"}, {"user": "q", "assistant": "other"}])
 def test_turns_that_end_with_another_answer_are_no_prompt(last: Message) -> None:
     """Both answers were trained, although one alone can be right."""
-    for settings in (CHOSEN, ReadSettings(take=Take.both)):
+    for settings in (CHOSEN, ReadSettings(take=PreferenceTake.both)):
         with pytest.raises(Skip, match="bad_message: its turns end with another answer than chosen"):
             read_record(
                 lambda own: parse_record({"messages": [USER, last], "chosen": "good", "rejected": "bad"}, own), settings
@@ -432,7 +434,7 @@ def test_the_same_answer_in_another_spelling_is_trained_once(last: Message, chos
     record = {"messages": [last] if "user" in last else [USER, last], "chosen": chosen, "rejected": "bad"}
     one = parse_record({"prompt": "q", "chosen": chosen, "rejected": "bad"}, CHOSEN).messages
     assert parse_record(record, CHOSEN).messages == one
-    pair = read_record(lambda own: parse_record(record, own), ReadSettings(take=Take.both))
+    pair = read_record(lambda own: parse_record(record, own), ReadSettings(take=PreferenceTake.both))
     assert (pair.messages, pair.rejected) == (one, [USER, BAD])
 
 
@@ -465,7 +467,7 @@ def test_an_answer_keeps_the_thoughts_and_weights_that_the_conversation_has_of_i
 def test_both_sides_of_a_pair_have_one_prompt(turns: Any, chosen: Any, before: Any) -> None:
     """Only the chosen answer is looked for: the turn before it was "another answer" on the rejected side."""
     record: dict[str, Any] = {"messages": turns, "chosen": chosen, "rejected": "bad"}
-    pair = read_record(lambda own: parse_record(record, own), ReadSettings(take=Take.both))
+    pair = read_record(lambda own: parse_record(record, own), ReadSettings(take=PreferenceTake.both))
     assert pair.messages == parse_record(record, CHOSEN).messages
     assert pair.rejected == [*(before or turns), BAD]
 

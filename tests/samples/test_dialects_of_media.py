@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from energon_pack.errors import PackError
-from energon_pack.samples.conversation import placed_record
-from energon_pack.samples.media_parts import media_parts
+from energon_pack.samples.conversation import match_placeholders_with_media
+from energon_pack.samples.media_parts import find_media_parts
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import Columns, ReadSettings, Roles
@@ -26,7 +26,7 @@ def placed(value: Any, *kinds: str, settings: ReadSettings = AUTO) -> tuple[list
     """The contents as packs store them, and the media, of a line of JSONL."""
     record = parse_row(value, LINES, settings)
     kinds = kinds or ("image",) * len(record.listed_media or ())
-    return [m["content"] for m in placed_record(record, kinds).messages], record.listed_media
+    return [m["content"] for m in match_placeholders_with_media(record, kinds).messages], record.listed_media
 
 
 def said_of(value: Any, settings: ReadSettings = AUTO, kinds: tuple[str, ...] = ()) -> str:
@@ -45,7 +45,7 @@ def test_a_path_in_the_text_is_a_medium_in_its_place() -> None:
     assert placed(value) == ([text, "a"], ["a.png", "b.jpg"])
     assert placed(asked("<img>v.mp4</img>What?"), "video") == (["<video>What?", "a"], ["v.mp4"])
     tar = parse_record(asked("<img>0.jpg</img>What?"), AUTO)
-    assert [part.name for part in media_parts(tar, "k", [Part("0.jpg", 0, 1)])] == ["0.jpg"]
+    assert [part.name for part in find_media_parts(tar, "k", [Part("0.jpg", 0, 1)])] == ["0.jpg"]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_tags_of_an_xml_in_a_raw_text_or_a_result_of_a_tool_are_letters() -> Non
 def test_an_image_in_the_text_stands_for_a_video() -> None:
     """LLaVA-Video writes `<image>` for a `video`: every sample was `placeholder_mismatch`."""
     record = parse_row(asked("<image>\nWhat happens?", video="v.mp4", data_source="x"), LINES, AUTO)
-    result = placed_record(record, ["video"])
+    result = match_placeholders_with_media(record, ["video"])
     assert result.messages[0]["content"] == "<video>\nWhat happens?"
     assert result.placeholders_put_in
 
@@ -154,7 +154,7 @@ def test_addresses_are_to_be_downloaded() -> None:
     assert "unsupported_media" in said_of(value)
     assert "img2dataset" in said_of(value)
     with pytest.raises(Skip, match=r"unsupported_media: 'https://x\.y/a\.png' is listed: media are read from files"):
-        media_parts(parse_record(value, AUTO), "k", [Part("0.jpg", 0, 1)])
+        find_media_parts(parse_record(value, AUTO), "k", [Part("0.jpg", 0, 1)])
 
 
 # ------------------------------------------------------------------------------------------------- columns

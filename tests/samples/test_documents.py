@@ -7,7 +7,7 @@ import pytest
 from energon_pack.samples.cut import exchange_bounds
 from energon_pack.samples.documents import is_document
 from energon_pack.samples.flavors import PACKED_FLAVORS
-from energon_pack.samples.flavors.fit import contents_that_do_not_fit
+from energon_pack.samples.flavors.fit import contents_forbidden_by_flavor_rules
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import STORED_SETTINGS, ReadSettings, SampleType
@@ -108,7 +108,7 @@ def test_media_stand_where_the_text_says() -> None:
 
 def test_a_document_is_one_exchange_trained_by_its_weight_and_no_caption() -> None:
     assert exchange_bounds(DOCUMENT) == [0, 1]
-    assert turn_weight(DOCUMENT[0], chosen=True) == 1
-    assert turn_weight({**DOCUMENT[0], "loss_scale": 0.5}, chosen=True) == 0.5
-    answers = contents_that_do_not_fit(read(DOCUMENT))
+    assert turn_weight(DOCUMENT[0], is_trained=True) == 1
+    assert turn_weight({**DOCUMENT[0], "loss_scale": 0.5}, is_trained=True) == 0.5
+    answers = contents_forbidden_by_flavor_rules(read(DOCUMENT))
     assert [flavor.unfit(answers) for flavor in PACKED_FLAVORS.values()] == [None, "a document"]

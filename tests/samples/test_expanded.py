@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from energon_pack.samples.cut import Cut, media_indices_of_part, messages_of_part, parts_by_answer, parts_by_pair
+from energon_pack.samples.cut import Cut, cut_by_answer, cut_by_question, media_indices_of_part, messages_of_part
 from energon_pack.samples.sample import Message
 from energon_pack.samples.weights import turn_weight
 
@@ -31,13 +31,13 @@ def shown(messages: list[Message], cut: Cut) -> str:
 
 
 def turns(messages: list[Message], images: int = 0, only_last: bool = False, window: int | None = None) -> list[str]:
-    cuts = parts_by_answer(messages, ["image"] * images, only_last, window, "[old]")
+    cuts = cut_by_answer(messages, ["image"] * images, only_last, window, "[old]")
     assert [cut.part for cut in cuts] == [f"{i + 1}of{len(cuts)}" for i in range(len(cuts))]
     return [shown(messages, cut) for cut in cuts]
 
 
 def pairs(messages: list[Message], kinds: list[str]) -> list[str]:
-    return [shown(messages, cut) for cut in parts_by_pair(messages, kinds)]
+    return [shown(messages, cut) for cut in cut_by_question(messages, kinds)]
 
 
 def test_each_answer_has_all_before_it_and_is_trained_once() -> None:
@@ -66,7 +66,7 @@ def test_an_answer_that_is_not_trained_makes_no_sample() -> None:
 
 def test_a_question_that_is_trained_is_so_with_the_next_answer_alone() -> None:
     messages = talk("u a", "a 1", "u b", "a 2", t0={"train": True})
-    first, second = (messages_of_part(messages, cut) for cut in parts_by_answer(messages, [], False, None, ""))
+    first, second = (messages_of_part(messages, cut) for cut in cut_by_answer(messages, [], False, None, ""))
     assert [turn_weight(message, True) for message in first] == [1, 1]
     assert [turn_weight(message, True) for message in second] == [0, 0, 0, 1]
 
@@ -79,10 +79,10 @@ def test_older_images_become_text() -> None:
         "[old]<image> a | (1 <image>) | b <image> | 2",
         "[old][old] a | (1 <image>) | b <image> | (2) | <image> | 3",
     ]
-    cuts = parts_by_answer(messages, ["image"] * 4, False, 2, "[old]")
+    cuts = cut_by_answer(messages, ["image"] * 4, False, 2, "[old]")
     assert [media_indices_of_part(messages, cut) for cut in cuts] == [[0, 1], [1, 2], [2, 3]]
     parts = [{"type": "image"}, {"type": "text", "text": "<image>"}, {"type": "image"}]
-    (_, last) = parts_by_answer(
+    (_, last) = cut_by_answer(
         [{"role": "user", "content": parts}, *talk("a 1", "u b", "a 2")], ["image"] * 2, False, 1, ""
     )
     told = messages_of_part([{"role": "user", "content": parts}, *talk("a 1", "u b", "a 2")], last)[0]["content"]
@@ -106,7 +106,7 @@ def test_a_pair_keeps_its_own_media_behind_those_of_the_first() -> None:
         "<image> <video>b <image> | 2",
         "<image> <video>c | 3",
     ]
-    assert [media_indices_of_part(messages, cut) for cut in parts_by_pair(messages, kinds)] == [
+    assert [media_indices_of_part(messages, cut) for cut in cut_by_question(messages, kinds)] == [
         [0, 1],
         [0, 1, 2],
         [0, 1],
@@ -116,7 +116,7 @@ def test_a_pair_keeps_its_own_media_behind_those_of_the_first() -> None:
 def test_media_in_parts_stay_parts() -> None:
     asked = [{"type": "text", "text": "<image> is a tag"}, {"type": "image"}]
     messages = [{"role": "user", "content": asked}, *talk("a 1", "u b", "a 2")]
-    (_, second) = parts_by_pair(messages, ["image"])
+    (_, second) = cut_by_question(messages, ["image"])
     assert messages_of_part(messages, second)[0]["content"] == [{"type": "image"}, {"type": "text", "text": "b"}]
 
 
@@ -131,7 +131,7 @@ def test_media_in_parts_stay_parts() -> None:
     ],
 )
 def test_what_is_no_list_of_questions_about_media_stays_whole(messages: list[Message], kinds: list[str]) -> None:
-    assert parts_by_pair(messages, kinds) == []
+    assert cut_by_question(messages, kinds) == []
 
 
 def test_a_pair_of_which_nothing_is_trained_is_one_until_its_tokens_are_counted() -> None:

@@ -11,7 +11,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from energon_pack.online.user_dataset import UserSamples
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip, setting_word
-from energon_pack.sources.reader import Reader
+from energon_pack.sources.reader import SourceReader
 from energon_pack.sources.sample import read_sample
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.source_file import IndexRow, rows_of
@@ -28,7 +28,7 @@ def why(folder: Path, record: Any) -> str:
     path.write_text(json.dumps(record))
     (shard,) = find_source(SourceConfig(), str(path)).shards
     (row,) = rows_of(shard.index(), IndexRow)
-    with Reader() as reader, pytest.raises(Skip) as of_line:
+    with SourceReader() as reader, pytest.raises(Skip) as of_line:
         read_sample(reader, shard, row, ReadSettings())
     with pytest.raises(Skip) as of_item:
         UserSamples([record], ReadSettings(), str(folder)).read(0)

@@ -7,15 +7,15 @@ import pytest
 
 from energon_pack.config import PackConfig, plain
 from energon_pack.config.naming import content_settings
-from energon_pack.samples.conversation import placed_record
+from energon_pack.samples.conversation import match_placeholders_with_media
 from energon_pack.samples.media_parts import find_document_pictures, is_document_with_named_pictures
 from energon_pack.samples.record import Record, parse_record
-from energon_pack.samples.settings import MissingMedia, ReadSettings, SampleType
+from energon_pack.samples.settings import MissingMediaPolicy, ReadSettings, SampleType
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.jsonl.dialects import RowSettings, parse_row
 
 AUTO = ReadSettings()
-REMOVE = ReadSettings(missing_media=MissingMedia.remove)
+REMOVE = ReadSettings(missing_media=MissingMediaPolicy.remove)
 TURNS = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
 
 
@@ -35,7 +35,7 @@ def document(value: Any, settings: ReadSettings = AUTO, missing: Collection[str]
     if is_document_with_named_pictures(record):
         record, found = find_document_pictures(record, settings.missing_media, find)
         assert found == record.listed_media
-    [message] = placed_record(record, ["image"] * len(record.listed_media or ())).messages
+    [message] = match_placeholders_with_media(record, ["image"] * len(record.listed_media or ())).messages
     assert message["role"] == "document"
     return message["content"], record.listed_media or []
 
@@ -149,7 +149,7 @@ def test_a_picture_that_can_not_be_read_is_not_missing() -> None:
         raise Skip(Reason.UNREADABLE_MEDIA, "Permission denied")
 
     with pytest.raises(Skip, match=r"unreadable_media: Permission denied$"):
-        find_document_pictures(row(OBELICS, REMOVE), MissingMedia.remove, find)
+        find_document_pictures(row(OBELICS, REMOVE), MissingMediaPolicy.remove, find)
 
 
 def test_pictures_alone_are_no_document_once_they_are_gone() -> None:

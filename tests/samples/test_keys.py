@@ -9,7 +9,7 @@ from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.keys import _FOREIGN_KEYS, _HARMLESS_KEYS, _KNOWN_KEYS, _READ_KEYS, OPTION_KEYS, unknown_keys
 from energon_pack.samples.media.medium import RATE_KEYS, SETTING_KEYS
 from energon_pack.samples.preference import PREFERENCE_KEYS
-from energon_pack.samples.raw_record import load_json
+from energon_pack.samples.raw_record import parse_sample_json
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
@@ -145,7 +145,7 @@ def test_what_is_no_weight_is_a_bad_message(value: Any) -> None:
 
 def weights_of(text: str) -> list[float]:
     """Return the weights of the sample and of its turns."""
-    read = parse_record(load_json(text.encode()), ReadSettings())
+    read = parse_record(parse_sample_json(text.encode()), ReadSettings())
     return [sample_weight(read.fields), *(turn_weight(message, True) for message in read.messages)]
 
 
@@ -177,7 +177,7 @@ def test_numbers_that_are_no_weights_stay_null() -> None:
     """A pack with NaN would be refused by a strict reader."""
     text = b'{"weight": 0.5, "meta": {"loss": NaN, "l": [NaN, {"weight": 1e999}]}, "score": Infinity, "rows": [[NaN]]}'
     meta = {"loss": None, "l": [None, {"weight": None}]}
-    assert load_json(text) == {"weight": 0.5, "meta": meta, "score": None, "rows": [[None]]}
+    assert parse_sample_json(text) == {"weight": 0.5, "meta": meta, "score": None, "rows": [[None]]}
 
 
 def test_what_is_a_weight() -> None:

@@ -11,11 +11,11 @@ from energon_pack.config import PackConfig, Stage
 from energon_pack.dataset.ledger import why_placeholders_lack_media
 from energon_pack.errors import SamplesLost
 from energon_pack.pack import pack
-from energon_pack.report.remarks import remarks
-from energon_pack.samples.conversation import placed_record
-from energon_pack.samples.media_marks import kinds_without_medium
+from energon_pack.report.remarks import collect_remarks
+from energon_pack.samples.conversation import match_placeholders_with_media
+from energon_pack.samples.media_marks import placeholder_kinds_without_media
 from energon_pack.samples.record import parse_record
-from energon_pack.samples.settings import ReadSettings, UnreadMedia
+from energon_pack.samples.settings import ReadSettings, UnreadMediaPolicy
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.jsonl.dialects import RowSettings, parse_row
 from support.figures import figures, noted
@@ -48,7 +48,7 @@ def test_a_placeholder_whose_media_key_is_empty_is_a_lost_medium(fields: dict[st
     value = asked("<image>\nWhat is it?", **fields)
     for record in (parse_row(value, lines, settings), parse_record(value, settings)):
         with pytest.raises(Skip, match=r"missing_media: <image> stands in a question, and .* is empty") as skip:
-            placed_record(record, [])
+            match_placeholders_with_media(record, [])
         assert (skip.value.reason, skip.value.media_type) == (Reason.MISSING_MEDIA, "image")
 
 
@@ -57,16 +57,16 @@ def test_a_caption_whose_media_key_is_empty_is_not_trained_alone() -> None:
     for value in ({"image": None, "caption": "A cat."}, {"image_file_name": "", "text": "A cat."}):
         record = parse_row(value, RowSettings("/"), ReadSettings(caption_prompt="What is it?"))
         with pytest.raises(Skip, match="missing_media: it is a caption, and image is empty: its medium is lost"):
-            placed_record(record, [])
-        alone = parse_row(value, RowSettings("/"), ReadSettings(media=UnreadMedia.ignore))
-        assert placed_record(alone, []).messages[-1]["content"] == "A cat."
-    placed_record(parse_row({"caption": "A cat."}, RowSettings("/"), ReadSettings()), [])
+            match_placeholders_with_media(record, [])
+        alone = parse_row(value, RowSettings("/"), ReadSettings(media=UnreadMediaPolicy.ignore))
+        assert match_placeholders_with_media(alone, []).messages[-1]["content"] == "A cat."
+    match_placeholders_with_media(parse_row({"caption": "A cat."}, RowSettings("/"), ReadSettings()), [])
 
 
 def test_a_lost_video_beside_an_image_that_is_there() -> None:
     record = parse_record(asked("<image><video>Which?", videos=[]), ReadSettings())
     with pytest.raises(Skip, match="<video> stands in a question, and videos is empty"):
-        placed_record(record, ["image"])
+        match_placeholders_with_media(record, ["image"])
 
 
 @pytest.mark.parametrize(
@@ -86,18 +86,23 @@ def test_a_lost_video_beside_an_image_that_is_there() -> None:
 def test_letters_and_samples_without_an_empty_key_lose_nothing_by_themselves(
     question: str, fields: dict[str, Any]
 ) -> None:
-    assert placed_record(parse_record(asked(question, **fields), ReadSettings()), []).messages[0]["content"] == question
+    assert (
+        match_placeholders_with_media(parse_record(asked(question, **fields), ReadSettings()), []).messages[0][
+            "content"
+        ]
+        == question
+    )
 
 
 def test_a_medium_that_is_there_is_not_lost_though_the_key_is_empty() -> None:
     """In a tar the media are parts."""
     record = parse_record(asked("<image>What?", images=[]), ReadSettings())
-    assert placed_record(record, ["image"]).order == [0]
+    assert match_placeholders_with_media(record, ["image"]).order == [0]
 
 
 def test_ignored_media_are_letters() -> None:
-    record = parse_record(asked("<image>What?", images=[]), ReadSettings(media=UnreadMedia.ignore))
-    assert placed_record(record, []).messages[0]["content"] == "<image>What?"
+    record = parse_record(asked("<image>What?", images=[]), ReadSettings(media=UnreadMediaPolicy.ignore))
+    assert match_placeholders_with_media(record, []).messages[0]["content"] == "<image>What?"
 
 
 @pytest.mark.parametrize(
@@ -112,15 +117,15 @@ def test_ignored_media_are_letters() -> None:
     ],
 )
 def test_which_tags_ask_for_media(text: str, kinds: list[str]) -> None:
-    assert kinds_without_medium(asked(text)["messages"], []) == kinds
-    assert kinds_without_medium(asked([{"type": "text", "text": text}])["messages"], []) == kinds
-    assert kinds_without_medium(asked(text)["messages"], ["image", "video", "audio"]) == []
-    assert kinds_without_medium([{"role": "assistant", "content": text}], []) == []
+    assert placeholder_kinds_without_media(asked(text)["messages"], []) == kinds
+    assert placeholder_kinds_without_media(asked([{"type": "text", "text": text}])["messages"], []) == kinds
+    assert placeholder_kinds_without_media(asked(text)["messages"], ["image", "video", "audio"]) == []
+    assert placeholder_kinds_without_media([{"role": "assistant", "content": text}], []) == []
 
 
 def test_100_000_tags_are_read_once_each() -> None:
-    assert kinds_without_medium(asked("<image>" * 100_000)["messages"], []) == ["image"]
-    assert kinds_without_medium(asked("<image>" * 50_000 + "</image>" * 50_000)["messages"], []) == []
+    assert placeholder_kinds_without_media(asked("<image>" * 100_000)["messages"], []) == ["image"]
+    assert placeholder_kinds_without_media(asked("<image>" * 50_000 + "</image>" * 50_000)["messages"], []) == []
 
 
 # ------------------------------------------------------------------------------------------------- of a whole set
@@ -144,7 +149,7 @@ def test_a_set_in_which_every_placeholder_stands_for_nothing_is_not_published(
     assert "source.media=ignore" in str(lost.value)
     with pytest.raises(SamplesLost, match="every <image> in a question stands for nothing"):
         pack(config(source, stage=Stage.plan))
-    assert pack(config(source, source__media=UnreadMedia.ignore))["samples_packed"] == 8
+    assert pack(config(source, source__media=UnreadMediaPolicy.ignore))["samples_packed"] == 8
 
 
 def test_one_image_makes_the_others_a_remark(config: Callable[..., PackConfig], tmp_path: Path) -> None:
@@ -201,5 +206,5 @@ def test_most_placeholders_in_vain_are_wrong(number: int, grade: str) -> None:
     source = noted(placeholders_as_text=number)
     source["noted"]._names["placeholders_as_text"]["image"] = number
     source["noted"]._examples["placeholders_as_text", "image"] = "s.jsonl:1"
-    found = [remark for remark in remarks(figures(source)) if remark.sample == "placeholders_as_text"]
+    found = [remark for remark in collect_remarks(figures(source)) if remark.sample == "placeholders_as_text"]
     assert [remark.grade.value for remark in found] == [grade]

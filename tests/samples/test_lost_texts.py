@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from energon_pack.samples.dialects.rewrite import with_lists_of_cells
+from energon_pack.samples.dialects.rewrite import with_cells_parsed_as_lists
 from energon_pack.samples.keys import similar_key_hint
 from energon_pack.samples.record import Record, parse_record
 from energon_pack.samples.sample import REASONING_KEYS
@@ -323,4 +323,4 @@ def test_an_answer_may_be_an_object() -> None:
 def test_a_cell_of_a_table_may_hold_such_a_list(key: str, cell: str, first: str) -> None:
     """The brackets of the list were trained, as a part of the caption or the answer."""
     row = {key: cell} if key == "caption" else {"question": "q", key: cell}
-    assert parse_record(with_lists_of_cells(row, AUTO), AUTO).messages[1]["content"] == first
+    assert parse_record(with_cells_parsed_as_lists(row, AUTO), AUTO).messages[1]["content"] == first

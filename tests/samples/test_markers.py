@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from energon_pack.samples.conversation import placed_record
-from energon_pack.samples.media_marks import kinds_without_medium
+from energon_pack.samples.conversation import match_placeholders_with_media
+from energon_pack.samples.media_marks import placeholder_kinds_without_media
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.record import Record, parse_record
 from energon_pack.samples.settings import ReadSettings
@@ -76,7 +76,7 @@ def test_a_name_in_an_answer_is_one_in_its_question() -> None:
 def test_both_sides_of_a_pair_have_their_media_in_one_place(answers: tuple[str, str]) -> None:
     """A name in one answer left the sides with two prompts: `no_pair`."""
     sides = [[{"role": "user", "content": "<image_1>?"}, {"role": "assistant", "content": text}] for text in answers]
-    pair = placed_record(Record(sides[0], rejected=sides[1]), ["image"])
+    pair = match_placeholders_with_media(Record(sides[0], rejected=sides[1]), ["image"])
     asks = "<image>?" if answers == ("good", "bad") else "<image><image_1>?"
     assert [side[0]["content"] for side in (pair.messages, pair.rejected)] == [asks, asks]
 
@@ -117,17 +117,17 @@ def test_markers_beside_placeholders_or_without_media_are_text() -> None:
 
 def test_a_placeholder_of_minicpm_may_have_lost_its_image() -> None:
     """A question whose image is lost would be trained as text."""
-    assert kinds_without_medium(asked("(<image>./</image>)\nWhat?"), []) == ["image"]
+    assert placeholder_kinds_without_media(asked("(<image>./</image>)\nWhat?"), []) == ["image"]
     record = parse_record({"messages": asked("(<image>./</image>)\nWhat?"), "images": []}, ReadSettings())
     with pytest.raises(Skip, match="missing_media: <image> stands in a question, and images is empty"):
-        placed_record(record, [])
+        match_placeholders_with_media(record, [])
 
 
 def test_frames_take_the_whole_place_of_their_video() -> None:
     """The brackets of the marker would stay around the frames."""
     value = {"messages": asked("(<video>./</video>)\nWhat?"), "videos": [["0.png", "1.png"]]}
     record = parse_row(value, RowSettings("/"), ReadSettings())
-    assert placed_record(record, ["image", "image"]).messages[0]["content"] == "<image><image>\nWhat?"
+    assert match_placeholders_with_media(record, ["image", "image"]).messages[0]["content"] == "<image><image>\nWhat?"
 
 
 def test_100_000_markers_are_read_once_each() -> None:
@@ -146,7 +146,7 @@ def test_a_text_beside_one_medium_is_its_caption(key: str) -> None:
     """Captions under `text` were refused (`placeholder_mismatch`), and no setting read them."""
     record = parse_row({key: "a.bin", "text": " A cat. "}, RowSettings("/"), ReadSettings(caption_prompt="What is it?"))
     kind = key.removesuffix("s")
-    placed = placed_record(record, [kind])
+    placed = match_placeholders_with_media(record, [kind])
     assert [(m["role"], m["content"]) for m in placed.messages] == [
         ("user", f"<{kind}>What is it?"),
         ("assistant", "A cat."),
@@ -171,17 +171,17 @@ def test_a_chat_that_was_written_out_is_no_caption(text: str) -> None:
     with pytest.raises(
         Skip, match=r"placeholder_mismatch: no placeholder and no user turn for 1 image: source.map can"
     ):
-        placed_record(record, ["image"])
-    assert placed_record(record, []).messages == [{"role": "document", "content": text}]
+        match_placeholders_with_media(record, ["image"])
+    assert match_placeholders_with_media(record, []).messages == [{"role": "document", "content": text}]
 
 
 def test_other_texts_are_documents_as_before() -> None:
     """Documents with pictures would become captions, or samples that are not understood would be guessed at."""
     for text, kinds in (("A <image> cat.", ["image"]), ("A page.", [])):
-        [message] = placed_record(parse_record({"text": text}, ReadSettings()), kinds).messages
+        [message] = match_placeholders_with_media(parse_record({"text": text}, ReadSettings()), kinds).messages
         assert message == {"role": "document", "content": text}
-    marked = placed_record(parse_record({"text": "See <image_1> here."}, ReadSettings()), ["image"])
+    marked = match_placeholders_with_media(parse_record({"text": "See <image_1> here."}, ReadSettings()), ["image"])
     assert marked.messages == [{"role": "document", "content": "See <image> here."}]
     for value, kinds in (({"text": "Two."}, ["image", "image"]), ({"text": "s", "system": "x"}, ["image"])):
         with pytest.raises(Skip, match="placeholder_mismatch"):
-            placed_record(parse_record(value, ReadSettings()), kinds)
+            match_placeholders_with_media(parse_record(value, ReadSettings()), kinds)

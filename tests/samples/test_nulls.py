@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_pack.samples.conversation import options_of
-from energon_pack.samples.raw_record import has_nulls_of_table
+from energon_pack.samples.raw_record import has_nulls_added_by_table
 from energon_pack.samples.record import Record, parse_record
-from energon_pack.samples.settings import Nulls, ReadSettings
+from energon_pack.samples.settings import NullPolicy, ReadSettings
 from energon_pack.sources.parquet_rows import row_json
 
 Values = dict[str, Any]
@@ -35,7 +35,7 @@ COUNT = called("count_to", {"n": 3}, n={"type": "integer", "default": None})
 ON_PURPOSE = called("tide_at", {"harbour": None}, harbour={"type": "string", "default": None})
 
 
-def read(record: Values, nulls: Nulls | None = None) -> Record:
+def read(record: Values, nulls: NullPolicy | None = None) -> Record:
     return parse_record(record, ReadSettings(nulls=nulls))
 
 
@@ -81,7 +81,7 @@ def _version(path: str) -> str:
     ],
 )
 def test_whose_nulls_they_are(record: Values, expected: bool) -> None:
-    assert has_nulls_of_table(record) is expected
+    assert has_nulls_added_by_table(record) is expected
 
 
 def test_what_an_author_wrote_stays_unless_the_setting_says_otherwise() -> None:
@@ -90,13 +90,13 @@ def test_what_an_author_wrote_stays_unless_the_setting_says_otherwise() -> None:
         return found
 
     assert arguments(read(ON_PURPOSE)) == {"harbour": None}
-    assert arguments(read(ON_PURPOSE, Nulls.drop)) == {}
+    assert arguments(read(ON_PURPOSE, NullPolicy.drop)) == {}
     row = pa.Table.from_pylist([TIDE, COUNT]).to_pylist()[1]
     assert arguments(read(row)) == {"n": 3}
-    assert arguments(read(row, Nulls.keep)) == {"harbour": None, "n": 3}
+    assert arguments(read(row, NullPolicy.keep)) == {"harbour": None, "n": 3}
     parts = [{"type": "image", "text": None}, {"type": "text", "text": "a"}]
     of_images = {"messages": [{"role": role, "content": parts, "name": None} for role in ("user", "assistant")]}
-    assert has_nulls_of_table(of_images)
+    assert has_nulls_added_by_table(of_images)
     assert not read(of_images).drops_nulls  # no text has changed
     assert options_of({"chat_template_kwargs": {"a": None, "b": 1}}).chat_template_kwargs == {"b": 1}
 

@@ -17,7 +17,7 @@ from hypothesis.extra.numpy import arrays
 
 from energon_pack.samples.member import OPERATIONS, MediumInput, MemberTokens, PixelStep
 from energon_pack.samples.pack_tokens import COLUMN_TYPES, PackTokens, TokensDamaged, members_of
-from energon_pack.samples.written_tokens import id_columns, join_member_tokens
+from energon_pack.samples.written_tokens import join_member_tokens, split_token_ids_into_columns
 
 SIZES = st.integers(1, 70_000)
 STEPS = st.lists(st.builds(PixelStep, st.sampled_from(OPERATIONS), SIZES, SIZES), max_size=3).map(tuple)
@@ -147,7 +147,8 @@ PACK = {"length": [3, 7], "start": [1], "end": [3], "num_media": [0, 1], "kind":
 
 def pack_of(ids: list[int], **columns: list[int]) -> PackTokens:
     return PackTokens(
-        {name: np.array(own, COLUMN_TYPES[name]) for name, own in columns.items()} | id_columns(np.array(ids))
+        {name: np.array(own, COLUMN_TYPES[name]) for name, own in columns.items()}
+        | split_token_ids_into_columns(np.array(ids))
     )
 
 
@@ -180,13 +181,13 @@ def test_a_pack_is_read_as_it_was_written() -> None:
 @given(arrays(np.int64, st.integers(0, 200), elements=st.one_of(st.integers(0, 3), st.integers(0, 2**31 - 1))))
 def test_any_ids_come_back(ids: np.ndarray) -> None:
     """Runs, planes of higher bits and the last bits of a plane are undone exactly."""
-    assert PackTokens.from_bytes(PackTokens(id_columns(ids)).to_bytes()).ids.tolist() == ids.tolist()
+    assert PackTokens.from_bytes(PackTokens(split_token_ids_into_columns(ids)).to_bytes()).ids.tolist() == ids.tolist()
 
 
 def test_an_id_takes_two_bytes_and_a_quarter() -> None:
     """Ids of a vocabulary of 152,000 have 18 bits."""
     ids = np.arange(131_072, 131_072 + 8_000)
-    assert len(PackTokens(id_columns(ids)).to_bytes()) == 2.25 * 8_000 + 4 + 4 * len(COLUMN_TYPES)
+    assert len(PackTokens(split_token_ids_into_columns(ids)).to_bytes()) == 2.25 * 8_000 + 4 + 4 * len(COLUMN_TYPES)
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from energon_pack.errors import PackError
 from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.cut import CHOSEN, REJECTED
 from energon_pack.samples.pairs import cuts_of_pair
-from energon_pack.samples.settings import Columns, ReadSettings, Take
+from energon_pack.samples.settings import Columns, PreferenceTake, ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.mixture import read_entry_settings
-from energon_pack.sources.reader import Reader
+from energon_pack.sources.reader import SourceReader
 from energon_pack.sources.sample import cut_sample, read_sample
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.source_file import IndexRow, rows_of
@@ -21,7 +21,7 @@ from energon_pack.sources.source_path import find_source
 from support.samples import picture
 
 USER, GOOD, BAD = ({"role": r, "content": t} for r, t in (("user", "q"), ("assistant", "good"), ("assistant", "bad")))
-BOTH = ReadSettings(take=Take.both)
+BOTH = ReadSettings(take=PreferenceTake.both)
 
 FORMS: dict[str, dict[str, Any]] = {
     "TRL, texts": {"prompt": "q", "chosen": "good", "rejected": "bad"},
@@ -52,7 +52,7 @@ def read(folder: Path, record: Any, settings: ReadSettings = BOTH, name: str = "
     path.write_text(json.dumps(record))
     (shard,) = find_source(SourceConfig(), str(path)).shards
     (row,) = rows_of(shard.index(), IndexRow)
-    with Reader() as reader:
+    with SourceReader() as reader:
         return read_sample(reader, shard, row, settings)
 
 
@@ -67,7 +67,7 @@ def test_each_spelling_has_both_sides(tmp_path: Path, form: str) -> None:
 
 def test_the_chosen_side_of_openai_keeps_its_question(tmp_path: Path) -> None:
     """`source.messages_key=preferred_output reads its turns`: an answer without its question."""
-    assert read(tmp_path, FORMS["OpenAI"], ReadSettings(take=Take.chosen)).messages == [USER, GOOD]
+    assert read(tmp_path, FORMS["OpenAI"], ReadSettings(take=PreferenceTake.chosen)).messages == [USER, GOOD]
     with pytest.raises(Skip, match=r"preference_data: .*source\.take=chosen"):
         read(tmp_path, FORMS["OpenAI"], ReadSettings())
 
@@ -75,7 +75,7 @@ def test_the_chosen_side_of_openai_keeps_its_question(tmp_path: Path) -> None:
 def test_names_of_the_user_reach_both_sides(tmp_path: Path) -> None:
     record = {"talk": [{"who": "user", "content": "q"}], "chosen": {"who": "assistant", "content": "good"}}
     record["rejected"] = {"who": "assistant", "content": "bad"}
-    settings = ReadSettings(take=Take.both, columns=Columns(messages="talk", role="who"))
+    settings = ReadSettings(take=PreferenceTake.both, columns=Columns(messages="talk", role="who"))
     assert sides(read(tmp_path, record, settings)) == [[USER, GOOD], [USER, BAD]]
 
 

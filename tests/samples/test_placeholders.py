@@ -10,8 +10,8 @@ import pytest
 
 from energon_pack.config import PackConfig
 from energon_pack.pack import pack
-from energon_pack.samples.placeholders import place_media, split_content
-from energon_pack.samples.raw_record import load_json
+from energon_pack.samples.placeholders import place_media, split_content_at_placeholders
+from energon_pack.samples.raw_record import parse_sample_json
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import media_type
 from energon_pack.samples.settings import ReadSettings
@@ -34,7 +34,7 @@ def test_placeholders_become_parts_in_order() -> None:
     )
     assert (order, put_in) == ([1, 0, 2], False)  # image, video, image
     kinds = ["image", "video", "image"]
-    assert contents(split_content(messages, kinds)) == [
+    assert contents(split_content_at_placeholders(messages, kinds)) == [
         [{"type": "text", "text": "a "}, {"type": "image"}, {"type": "text", "text": " b"}, {"type": "video"}],
         "c",
         [{"type": "image"}],
@@ -74,9 +74,9 @@ def test_an_index_that_says_something_else_is_passed_over() -> None:
 def test_a_placeholder_of_an_absent_kind_is_text() -> None:
     messages, order, put_in = place_media(conversation("write <image> and <video>", "ok"), [])
     assert (order, put_in) == ([], False)
-    assert contents(split_content(messages, [])) == ["write <image> and <video>", "ok"]
+    assert contents(split_content_at_placeholders(messages, [])) == ["write <image> and <video>", "ok"]
     messages, _, _ = place_media(conversation("<image> in a <video> tag", "ok"), ["image"])
-    assert contents(split_content(messages, ["image"]))[0] == [
+    assert contents(split_content_at_placeholders(messages, ["image"]))[0] == [
         {"type": "image"},
         {"type": "text", "text": " in a <video> tag"},
     ]
@@ -95,11 +95,11 @@ def test_placeholders_are_put_in_where_there_are_none() -> None:
 def test_the_assistant_may_spell_a_placeholder_or_show_an_image() -> None:
     messages, order, _ = place_media(conversation("<image> which tag?", "Use <image> for it"), ["image"])
     assert order == [0]
-    parts = split_content(messages, ["image"])
+    parts = split_content_at_placeholders(messages, ["image"])
     assert parts[0]["content"][0] == {"type": "image"}
     assert parts[1]["content"] == "Use <image> for it"
     messages, _, _ = place_media(conversation("draw", "<image>"), ["image"])
-    assert split_content(messages, ["image"])[1]["content"] == [{"type": "image"}]
+    assert split_content_at_placeholders(messages, ["image"])[1]["content"] == [{"type": "image"}]
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_structured_content_is_stored_as_a_string_unless_it_spells_a_placeholder
     parts = [{"type": "image"}, {"type": "text", "text": "what is <image>?"}]
     messages, order, _ = place_media(conversation(parts, "x"), ["image"])
     assert (messages[0]["content"], order) == (parts, [0])
-    assert split_content(messages, ["image"])[0]["content"] == parts
+    assert split_content_at_placeholders(messages, ["image"])[0]["content"] == parts
 
 
 def test_skips_and_kinds() -> None:
@@ -148,7 +148,7 @@ UNSUPPORTED, BAD = "unsupported_media", "bad_message"
 def reason(*texts: str, **fields: Any) -> str | None:
     """Why a conversation is skipped; None: it is packed."""
     try:
-        parse_record(load_json(chat(*texts, **fields)), ReadSettings())
+        parse_record(parse_sample_json(chat(*texts, **fields)), ReadSettings())
     except Skip as skip:
         return skip.reason.value
     return None
@@ -190,7 +190,7 @@ def test_content_parts_are_looked_at_too() -> None:
 def test_each_has_its_line_and_the_others_are_packed(config: Callable[..., PackConfig], tmp_path: Path) -> None:
     """All four were packed: boxes as `<bbox>`, a picture as its path, a call as an empty turn."""
     calls = [{"id": "c1", "type": "function", "function": {"name": "weather", "arguments": {}}}]
-    called = load_json(chat("weather?", "", "x", "sunny"))
+    called = parse_sample_json(chat("weather?", "", "x", "sunny"))
     called["messages"][1] |= {"content": None, "tool_calls": calls}
     called["messages"][2]["role"] = "tool"
     members = {

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from energon_pack.samples.media_parts import media_parts
-from energon_pack.samples.raw_record import load_json
+from energon_pack.samples.media_parts import find_media_parts
+from energon_pack.samples.raw_record import parse_sample_json
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import Columns, ReadSettings
@@ -149,16 +149,16 @@ def test_what_is_refused(value: object, reason: Reason) -> None:
 )
 def test_broken_json_costs_its_own_sample(raw: bytes) -> None:
     with pytest.raises(Skip) as skip:
-        load_json(raw)
+        parse_sample_json(raw)
     assert skip.value.reason is Reason.INVALID_JSON
 
 
 def test_numbers_that_json_has_not_become_null_and_encodings_are_known() -> None:
     raw = b'{"a": NaN, "b": [-Infinity, 1e999, 1.5, 7]}'
-    assert load_json(raw) == {"a": None, "b": [None, None, 1.5, 7]}
+    assert parse_sample_json(raw) == {"a": None, "b": [None, None, 1.5, 7]}
     for encoding in ("utf-8", "utf-8-sig", "utf-16", "utf-32"):
-        assert load_json('{"a": "中 😀"}'.encode(encoding)) == {"a": "中 😀"}
-        assert load_json(json.dumps({"a": "😀"}).encode(encoding)) == {"a": "😀"}  # as a pair of escapes
+        assert parse_sample_json('{"a": "中 😀"}'.encode(encoding)) == {"a": "中 😀"}
+        assert parse_sample_json(json.dumps({"a": "😀"}).encode(encoding)) == {"a": "😀"}  # as a pair of escapes
 
 
 PARTS = [Part("0.jpg", 0, 1), Part("1.png", 1, 1), Part("note", 2, 1)]
@@ -177,7 +177,7 @@ PARTS = [Part("0.jpg", 0, 1), Part("1.png", 1, 1), Part("note", 2, 1)]
 )
 def test_media_are_found_by_their_names(listed: list[str] | None, chosen: list[str]) -> None:
     record = parse_record({"messages": TURNS, "name": listed}, ReadSettings())
-    assert [part.name for part in media_parts(record, "dir/k", PARTS)] == chosen
+    assert [part.name for part in find_media_parts(record, "dir/k", PARTS)] == chosen
 
 
 def test_a_name_that_is_no_file_is_a_field() -> None:
@@ -209,14 +209,17 @@ LINK = [Part("0.jpg", 0, -1)]
 )
 def test_missing_media_are_not_guessed(value: object, parts: list[Part]) -> None:
     with pytest.raises(Skip) as skip:
-        media_parts(parse_record(value, ReadSettings()), "k", parts)
+        find_media_parts(parse_record(value, ReadSettings()), "k", parts)
     assert skip.value.reason is Reason.MISSING_MEDIA
 
 
 def test_names_in_structured_content_order_the_media() -> None:
     value = asked({"type": "image", "image": "1.png"}, {"type": "image", "image": "0.jpg"})
-    assert [part.name for part in media_parts(parse_record(value, ReadSettings()), "k", PARTS)] == ["1.png", "0.jpg"]
-    assert media_parts(parse_record({"messages": TURNS}, ReadSettings()), "k", []) == []
+    assert [part.name for part in find_media_parts(parse_record(value, ReadSettings()), "k", PARTS)] == [
+        "1.png",
+        "0.jpg",
+    ]
+    assert find_media_parts(parse_record({"messages": TURNS}, ReadSettings()), "k", []) == []
 
 
 def test_a_system_prompt_is_not_lost_in_silence() -> None:

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from energon_pack.samples.conversation import options_of, placed_record
+from energon_pack.samples.conversation import match_placeholders_with_media, options_of
 from energon_pack.samples.record import with_use_audio_setting
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
-from energon_pack.sources.find import shard_of_file
+from energon_pack.sources.find import make_shard_of_file
 from energon_pack.sources.jsonl.dialects import RowSettings, parse_row
 from energon_pack.sources.named_bytes import may_have_base64
-from energon_pack.sources.reader import Reader
+from energon_pack.sources.reader import SourceReader
 from energon_pack.sources.sample import read_sample
 from energon_pack.sources.shard import JsonlShard
 from energon_pack.sources.source_file import IndexRow, rows_of
@@ -43,7 +43,7 @@ def asked(*parts: dict[str, Any]) -> list[dict[str, Any]]:
 def test_each_spelling(record: dict[str, Any]) -> None:
     read = parse_row(record, RowSettings("/data"), ReadSettings())
     assert read.listed_media == ["a.wav"]
-    assert placed_record(read, ["audio"]).messages == HEARD
+    assert match_placeholders_with_media(read, ["audio"]).messages == HEARD
 
 
 def test_media_of_three_kinds_find_their_places() -> None:
@@ -51,7 +51,7 @@ def test_media_of_three_kinds_find_their_places() -> None:
     lists = {"audios": ["a.wav", "b.wav"], "images": ["c.png"], "videos": ["d.mp4"]}
     read = parse_row({"messages": turns, **lists}, RowSettings("/data"), ReadSettings())
     names, kinds = read.listed_media or [], ["image", "video", "audio", "audio"]
-    assert [names[i] for i in placed_record(read, kinds).order] == ["a.wav", "d.mp4", "c.png", "b.wav"]
+    assert [names[i] for i in match_placeholders_with_media(read, kinds).order] == ["a.wav", "d.mp4", "c.png", "b.wav"]
 
 
 def test_a_record_says_whether_its_videos_are_heard() -> None:
@@ -73,9 +73,9 @@ def test_base64_in_a_line(tmp_path: Path) -> None:
     part = {"type": "input_audio", "input_audio": {"data": base64.b64encode(data).decode(), "format": "wav"}}
     file = tmp_path / "a.jsonl"
     file.write_text(json.dumps({"messages": asked(part)}) + "\n")
-    shard = shard_of_file("a.jsonl", str(file), JsonlShard, {"row_settings": RowSettings(str(tmp_path))})
+    shard = make_shard_of_file("a.jsonl", str(file), JsonlShard, {"row_settings": RowSettings(str(tmp_path))})
     (row,) = rows_of(shard.index(), IndexRow)
-    with Reader() as reader:
+    with SourceReader() as reader:
         read = read_sample(reader, shard, row, ReadSettings())
         assert read.media[0].num_samples == 900
         assert read.messages == HEARD

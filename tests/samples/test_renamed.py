@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from energon_pack.samples.dialects.rewrite import with_our_names
+from energon_pack.samples.dialects.rewrite import with_keys_renamed
 from energon_pack.samples.settings import Columns, ReadSettings, Roles
 from energon_pack.sources.jsonl.dialects import RowSettings, parse_row
 
@@ -26,7 +26,7 @@ TAGGED = [{"who": "U", "says": "q"}, {"who": "A", "says": "a"}]
 def test_names_are_read_from_the_untouched_record(
     record: dict[str, int], names: dict[str, str], expected: dict[str, int]
 ) -> None:
-    assert with_our_names(record, names) == expected
+    assert with_keys_renamed(record, names) == expected
 
 
 def conversation(value: Any, lines: RowSettings | None = None, settings: ReadSettings | None = None) -> Any:

@@ -14,10 +14,10 @@ from energon_pack.config import Flavor, Format, Overlong, PackConfig
 from energon_pack.dataset.packing_template import load_template
 from energon_pack.loading.task_encoder import inputs_of
 from energon_pack.pack import pack
-from energon_pack.samples.conversation import options_of, placed_record, with_times_in_text
+from energon_pack.samples.conversation import match_placeholders_with_media, options_of, with_times_in_text
 from energon_pack.samples.cut import Cut, fields_of_part
 from energon_pack.samples.flavors import PACKED_FLAVORS
-from energon_pack.samples.frames import load_patch_positions, time_marks
+from energon_pack.samples.frames import image_time_texts, load_patch_positions
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.read_media import with_requested_settings
 from energon_pack.samples.record import parse_record
@@ -33,14 +33,16 @@ from support.samples import npy, picture, write_tar
 
 def test_marks_of_frames() -> None:
     positions = [np.full((4, 3), t) for t in (0, 15, 30)]
-    assert time_marks([30], None, positions) == ["<0.0 seconds>", "<0.5 seconds>", "<1.0 seconds>"]
-    assert time_marks(30, [2], positions[1:2]) == ["<0.50 seconds>"]
-    assert time_marks(2, 1, [None, None]) == ["<0.0 seconds>"] * 2
-    assert time_marks(None, 1, positions) == time_marks([], 1, positions) == time_marks(2, 1, []) == []
+    assert image_time_texts([30], None, positions) == ["<0.0 seconds>", "<0.5 seconds>", "<1.0 seconds>"]
+    assert image_time_texts(30, [2], positions[1:2]) == ["<0.50 seconds>"]
+    assert image_time_texts(2, 1, [None, None]) == ["<0.0 seconds>"] * 2
+    assert (
+        image_time_texts(None, 1, positions) == image_time_texts([], 1, positions) == image_time_texts(2, 1, []) == []
+    )
     for fps, decimals in ((0, 1), ("2", 1), (True, 1), (2, 1.5), (2, -1)):
         if fps:
             with pytest.raises(Skip, match="bad_message"):
-                time_marks(fps, decimals, positions)
+                image_time_texts(fps, decimals, positions)
 
 
 def test_what_is_no_npy_costs_its_sample_alone() -> None:
@@ -236,7 +238,7 @@ def test_what_a_tar_may_name(config: Callable[..., PackConfig], demo: tuple[Path
 
 
 def settings_of(messages: Any, kinds: list[str], **fields: Any) -> Any:
-    placed = placed_record(parse_record({"messages": messages, **fields}, ReadSettings()), kinds)
+    placed = match_placeholders_with_media(parse_record({"messages": messages, **fields}, ReadSettings()), kinds)
     return placed.order, [m["content"] for m in placed.messages], placed.record.fields.get("media_settings")
 
 

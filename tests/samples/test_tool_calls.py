@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import Message
-from energon_pack.samples.settings import STORED_SETTINGS, ReadSettings, ToolsAs
+from energon_pack.samples.settings import STORED_SETTINGS, ReadSettings, ToolForm
 from energon_pack.samples.skip import Skip
 
 ASKED: Message = {"role": "user", "content": "Weather in Oslo?"}
@@ -172,7 +172,7 @@ def test_a_text_that_is_no_schema_stays() -> None:
 
 
 def test_calls_as_text_leave_the_tools_out() -> None:
-    settings = ReadSettings(tools=ToolsAs.text)
+    settings = ReadSettings(tools=ToolForm.text)
     value = {"messages": [ASKED, called(function(), TIME, content="I look."), result("3"), ANSWER], "tools": [OPENAI]}
     record = parse_record(value, settings)
     assert record.messages[1] == {
@@ -194,7 +194,7 @@ def test_calls_as_text_leave_the_tools_out() -> None:
 def test_what_is_no_call_is_not_written_as_text(turn: Message) -> None:
     """It ended the run."""
     with pytest.raises(Skip, match="bad_message"):
-        parse_record({"messages": [ASKED, turn, ANSWER]}, ReadSettings(tools=ToolsAs.text))
+        parse_record({"messages": [ASKED, turn, ANSWER]}, ReadSettings(tools=ToolForm.text))
 
 
 def test_results_count_as_the_turn_that_holds_them() -> None:

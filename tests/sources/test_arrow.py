@@ -19,7 +19,7 @@ from energon_pack.sources.named_bytes import replace_media_by_names
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.source_path import find_source, source_summary
 from energon_pack.sources.table_rows import open_cell
-from energon_pack.sources.wds import damage_of, index_metadata
+from energon_pack.sources.wds import index_metadata, parse_index_damage
 from support.packed import Make, samples
 from support.read_source import read
 from support.running import command_here
@@ -178,7 +178,7 @@ def test_a_cut_stream_keeps_its_whole_batches(cut: int, said: str, tmp_path: Pat
     (shard,) = find_source(SourceConfig(), str(path)).shards
     index = shard.index()
     assert index["reason"].to_pylist() == [None] * (len(index) - 1) + ["invalid_json"]
-    assert len(damage_of(index_metadata(index))) == 1
+    assert len(parse_index_damage(index_metadata(index))) == 1
 
 
 def test_damage_in_an_arrow_file_costs_rows_or_cells(tmp_path: Path) -> None:

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 
 from energon_pack.errors import PackError
-from energon_pack.samples.dialects.rewrite import with_lists_of_cells
-from energon_pack.samples.settings import Columns, ReadSettings, Roles, Take
+from energon_pack.samples.dialects.rewrite import with_cells_parsed_as_lists
+from energon_pack.samples.settings import Columns, PreferenceTake, ReadSettings, Roles
 from energon_pack.samples.skip import Skip
 from energon_pack.sources import csv_rows
-from energon_pack.sources.csv_rows import CsvRecordScanner, CsvTable, csv_of, index_csv
+from energon_pack.sources.csv_rows import CsvRecordScanner, CsvTable, cached_csv_table, index_csv
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.source_path import find_source, source_summary
-from energon_pack.sources.storage import InMemory
-from energon_pack.sources.wds import damage_of, index_metadata
+from energon_pack.sources.storage import InMemoryFile
+from energon_pack.sources.wds import index_metadata, parse_index_damage
 from support.read_source import Read, read
 from support.samples import picture
 
@@ -41,7 +41,7 @@ def texts_of(found: dict[str, Read]) -> list[str]:
 
 
 def records_of(data: bytes, delimiter: str = ",") -> tuple[list[bytes], bool]:
-    records = CsvRecordScanner(InMemory(data, ""), 0, delimiter)
+    records = CsvRecordScanner(InMemoryFile(data, ""), 0, delimiter)
     found = [zip(*map(np.ndarray.tolist, places), strict=True) for places in records.places()]
     return [data[offset : offset + size] for block in found for offset, size in block], records.is_open
 
@@ -158,9 +158,9 @@ def test_a_cell_that_is_a_list_is_one(tmp_path: Path, written: Callable[[Any], s
     ]
     for prompt, good, bad in pairs:
         row = {**prompt, "chosen": written(good), "rejected": written(bad)}
-        assert read_row(path, row, take=Take.chosen) == (["q", "good"], [])
+        assert read_row(path, row, take=PreferenceTake.chosen) == (["q", "good"], [])
     sides = {"messages": written([USER, GOOD]), "rejected_messages": written([USER, BAD])}
-    assert read_row(path, sides, take=Take.both) == (["q", "good"], [])
+    assert read_row(path, sides, take=PreferenceTake.both) == (["q", "good"], [])
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_an_answer_that_is_a_list_stays_a_text(tmp_path: Path, answer: str) -> N
     for row in ({"prompt": "q", "completion": answer}, {"question": "q", "answer": answer}):
         assert read_row(path, row) == (["q", answer], [])
     pair = {"prompt": "q", "chosen": answer, "rejected": "bad"}
-    assert read_row(path, pair, take=Take.chosen) == (["q", answer], [])
+    assert read_row(path, pair, take=PreferenceTake.chosen) == (["q", answer], [])
     if "'" not in answer:
         assert read_row(path, {"question": "q", "answers": answer}) == (["q", answer], [])
     (tmp_path / "a.jsonl").write_text(json.dumps({"question": "q", "answers": answer}))  # it can hold lists
@@ -190,7 +190,7 @@ def test_an_answer_that_is_a_list_stays_a_text(tmp_path: Path, answer: str) -> N
 )
 def test_a_list_as_numpy_prints_it_is_named(tmp_path: Path, row: dict[str, str]) -> None:
     """pandas writes it so after reading Parquet; it was trained as a text."""
-    said = read_row(tmp_path / "a.csv", row, take=Take.chosen)
+    said = read_row(tmp_path / "a.csv", row, take=PreferenceTake.chosen)
     assert "is a list as numpy prints it" in str(said)
 
 
@@ -207,16 +207,16 @@ def test_a_text_with_brackets_and_quotes_is_no_list(tmp_path: Path, text: str) -
     """It was refused as a list that numpy prints."""
     assert read_row(tmp_path / "a.csv", {"question": "q", "answers": text}) == (["q", text], [])
     row = {"questions": text, "answers": "a"}
-    assert with_lists_of_cells(row, ReadSettings()) == row
+    assert with_cells_parsed_as_lists(row, ReadSettings()) == row
     asked = {"questions": "[1] 'a' 'b'?\n[2]", "answers": "a"}
-    assert with_lists_of_cells(asked, ReadSettings()) == asked
+    assert with_cells_parsed_as_lists(asked, ReadSettings()) == asked
 
 
 @pytest.mark.parametrize("texts", [["it's", None, 'a\n"b"'], [None, "a", "b"], ["a"] * 2000])
 def test_texts_of_numpy_may_be_missing_or_left_out(texts: list[str | None]) -> None:
     """They would be trained, brackets and all."""
     with pytest.raises(Skip, match="answers is a list as numpy prints it"):
-        with_lists_of_cells({"question": "q", "answers": f" {np.array(texts, object)}\n"}, ReadSettings())
+        with_cells_parsed_as_lists({"question": "q", "answers": f" {np.array(texts, object)}\n"}, ReadSettings())
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_an_object_with_another_role_is_no_turn(tmp_path: Path, cell: str) -> No
         ({"prompt": cell, "completion": other}, [cell, other]),
     ]
     for row, texts in rows:
-        assert read_row(path, row, take=Take.chosen) == (texts, [])
+        assert read_row(path, row, take=PreferenceTake.chosen) == (texts, [])
 
 
 @pytest.mark.parametrize("written", [repr, json.dumps], ids=["Python", "JSON"])
@@ -248,16 +248,16 @@ def test_a_cell_may_be_one_turn(tmp_path: Path, written: Callable[[Any], str]) -
     """A question that is one object was refused. Roles are known by the settings, too, and calls need no text."""
     path, one = tmp_path / "a.csv", written(USER)
     pair = {"prompt": one, "chosen": "good", "rejected": "bad"}
-    assert read_row(path, pair, take=Take.chosen) == (["q", "good"], [])
+    assert read_row(path, pair, take=PreferenceTake.chosen) == (["q", "good"], [])
     assert read_row(path, {"prompt": one, "completion": written(GOOD)}) == (["q", "good"], [])
     in_parts = [{**USER, "content": [{"type": "text", "text": "q"}]}]
     assert read_row(path, {"prompt": written(in_parts), "completion": written([GOOD])}) == (["q", "good"], [])
     spelled = {"prompt": written({"who": "Kunde", "said": "q"}), "completion": written({"who": "Bot", "said": "good"})}
     settings = ReadSettings(columns=Columns(role="who", content="said"), roles=Roles(user="Kunde", assistant="Bot"))
-    assert with_lists_of_cells(spelled, settings)["completion"] == [{"who": "Bot", "said": "good"}]
+    assert with_cells_parsed_as_lists(spelled, settings)["completion"] == [{"who": "Bot", "said": "good"}]
     call = {"role": "assistant", "content": None, "tool_calls": [{"name": "f", "args": {}}]}
     called = {"prompt": written([USER]), "completion": written([call])}
-    assert with_lists_of_cells(called, ReadSettings())["completion"] == [call]
+    assert with_cells_parsed_as_lists(called, ReadSettings())["completion"] == [call]
 
 
 def test_an_empty_list_of_answers_is_named(tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_an_empty_list_of_answers_is_named(tmp_path: Path) -> None:
 
 def test_fields_that_are_not_read_stay_as_they_are(tmp_path: Path) -> None:
     row = {"messages": repr([USER, GOOD]), "answers": "['a']", "history": "[['p', 'r']]"}
-    assert with_lists_of_cells(row, ReadSettings()) == row
+    assert with_cells_parsed_as_lists(row, ReadSettings()) == row
     assert read_row(tmp_path / "a.csv", row) == (["q", "good"], [])
 
 
@@ -306,7 +306,7 @@ def test_a_cut_table_is_damaged(text: bytes, said: str, tmp_path: Path) -> None:
     with pytest.raises(PackError, match=said):
         read_text(path, text)
     index = index_csv(str(path))
-    assert said in damage_of(index_metadata(index))[0][1]
+    assert said in parse_index_damage(index_metadata(index))[0][1]
     assert index["reason"].to_pylist()[:-1] == [None] * (len(index) - 1)
 
 
@@ -401,4 +401,4 @@ def test_cells_are_texts_and_empty_ones_are_none() -> None:
 def test_a_header_alone_has_no_samples(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("question,answer")
-    assert (csv_of(str(path)).columns, len(index_csv(str(path)))) == (["question", "answer"], 0)
+    assert (cached_csv_table(str(path)).columns, len(index_csv(str(path)))) == (["question", "answer"], 0)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from energon_pack.config import MediaIn
 from energon_pack.errors import PackError
 from energon_pack.samples.sample import Reference
-from energon_pack.sources.referenced_media import SourceMedia, member_at
+from energon_pack.sources.referenced_media import SourceMediaReader, find_tar_member_at
 from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import TarScan
 from support.damage import found
@@ -71,14 +71,14 @@ def test_a_member_beyond_eight_gigabytes_is_found_by_its_pax_size(tmp_path: Path
     os.truncate(path, len(headers) + size + 1024)
     with open_file(path) as file:
         assert list(TarScan(file)) == [("v.mp4", 1536, size)]
-        assert member_at(file, 1536) == ("v.mp4", size)
+        assert find_tar_member_at(file, 1536) == ("v.mp4", size)
     checksum = crc32(bytes(1024), crc32(bytes(1024), crc32(b"v.mp4")))
     reference = Reference("0.mp4", ("a.tar", 1536, size), size, checksum, "a/v")
-    assert SourceMedia(str(tmp_path)).opened(reference).size == size
+    assert SourceMediaReader(str(tmp_path)).opened(reference).size == size
     with path.open("r+b") as tar:
         tar.write(pax_member("v.mp4", size - 1)[:1024])
     with pytest.raises(PackError, match=r"at byte 1,536 is not 0\.mp4 of a/v as it was packed"):
-        SourceMedia(str(tmp_path)).opened(reference)
+        SourceMediaReader(str(tmp_path)).opened(reference)
 
 
 @given(
@@ -112,6 +112,8 @@ def test_each_member_is_known_by_the_headers_before_it(
     with open_file(path) as file:
         scanned = list(TarScan(file))
         assert scanned == by_tarfile(path)
-        assert [member_at(file, offset) for _, offset, _ in scanned] == [(name, size) for name, _, size in scanned]
-        assert member_at(file, 0) is None
-        assert member_at(file, file.size) is None
+        assert [find_tar_member_at(file, offset) for _, offset, _ in scanned] == [
+            (name, size) for name, _, size in scanned
+        ]
+        assert find_tar_member_at(file, 0) is None
+        assert find_tar_member_at(file, file.size) is None

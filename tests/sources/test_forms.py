@@ -14,7 +14,7 @@ import yaml
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.samples.settings import ReadSettings
-from energon_pack.sources.reader import Reader
+from energon_pack.sources.reader import SourceReader
 from energon_pack.sources.sample import read_sample
 from energon_pack.sources.settings import Format, SourceConfig
 from energon_pack.sources.source_file import IndexRow, rows_of
@@ -57,7 +57,7 @@ def test_names_in_capitals_are_the_same_forms(tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "D.PARQUET")
     source = find_source(AUTO, str(tmp_path))
     assert [shard.name for shard in source.shards] == ["B.TAR", "C.JSONL", "D.PARQUET", "a.tar"]
-    with Reader() as reader:
+    with SourceReader() as reader:
         (row,) = rows_of(source.shards[2].index(), IndexRow)
         assert read_sample(reader, source.shards[2], row, ReadSettings()).kinds == ["image"]
 

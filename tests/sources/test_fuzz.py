@@ -16,14 +16,14 @@ from energon_pack.errors import PackError
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.schema import LENGTHS_SCHEMA
 from energon_pack.lengths.worker import MeasureJob, measure
-from energon_pack.samples.media_parts import media_parts
+from energon_pack.samples.media_parts import find_media_parts
 from energon_pack.samples.placeholders import place_media
-from energon_pack.samples.raw_record import load_json
+from energon_pack.samples.raw_record import parse_sample_json
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources.find import shard_of_file
+from energon_pack.sources.find import make_shard_of_file
 from energon_pack.templates.processor import prepare_template
 from support.models import of_model
 from support.samples import chat, picture, write_tar
@@ -88,8 +88,8 @@ def fuzz_json(num: int) -> int:
         if rng.random() < 0.3:
             raw = mutated_bytes(raw, rng)
         try:
-            record = parse_record(load_json(raw), ReadSettings())
-            chosen = media_parts(record, "key", parts)
+            record = parse_record(parse_sample_json(raw), ReadSettings())
+            chosen = find_media_parts(record, "key", parts)
             place_media(record.messages, ["image"] * len(chosen))
             num_good += 1
         except Skip:
@@ -113,7 +113,7 @@ def fuzz_tars(num: int, folder: Path, template_folder: str) -> int:
     for _ in range(num):
         path.write_bytes(mutated_bytes(data, rng))
         began = time.monotonic()
-        shard = shard_of_file("mutated.tar", str(path))
+        shard = make_shard_of_file("mutated.tar", str(path))
         try:
             index = shard.index()
         except PackError as error:  # its first bytes now are those of a compressed file

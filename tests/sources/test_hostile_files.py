@@ -18,19 +18,19 @@ from energon_pack.config import OnDamaged, Stage
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.run import untrusted_input
-from energon_pack.run.untrusted_input import NotPlain, parse_json, parse_yaml
+from energon_pack.run.untrusted_input import UnparsableDataError, parse_json, parse_yaml
 from energon_pack.samples.skip import Skip
 from energon_pack.sources import media_files, parquet_rows
-from energon_pack.sources.find import shard_of_file
+from energon_pack.sources.find import make_shard_of_file
 from energon_pack.sources.jsonl.dialects import RowSettings
 from energon_pack.sources.jsonl.line_index import index_lines
 from energon_pack.sources.media_files import open_medium, open_zip_member
 from energon_pack.sources.parquet_rows import row_json, table_of
 from energon_pack.sources.part_names import read_field_map
-from energon_pack.sources.prepared_folder import read_prepared
+from energon_pack.sources.prepared_folder import read_prepared_folder
 from energon_pack.sources.shard import JsonlShard
 from energon_pack.sources.tar import _parse_pax
-from energon_pack.sources.wds import damage_of, index_metadata
+from energon_pack.sources.wds import index_metadata, parse_index_damage
 from support.packed import Make
 from support.running import command_here
 
@@ -41,9 +41,11 @@ LINE = json.dumps({"messages": TURNS}, ensure_ascii=False).encode()
 def index(path: Path, data: bytes) -> tuple[list[tuple[str, str | None]], list[str]]:
     """Keys with their reasons, and what is damaged."""
     path.write_bytes(data)
-    table = shard_of_file(path.name, str(path), JsonlShard, {"row_settings": RowSettings(str(path.parent))}).index()
+    table = make_shard_of_file(
+        path.name, str(path), JsonlShard, {"row_settings": RowSettings(str(path.parent))}
+    ).index()
     rows = [(row["key"], row["reason"]) for row in table.to_pylist()]
-    return rows, [what for _, what in damage_of(index_metadata(table))]
+    return rows, [what for _, what in parse_index_damage(index_metadata(table))]
 
 
 @pytest.mark.parametrize(
@@ -229,11 +231,11 @@ def test_a_table_of_nothing(tmp_path: Path) -> None:
 
 def test_a_list_of_lists_of_lists(tmp_path: Path) -> None:
     """YAML's aliases: 400 bytes stand for a billion values, and whoever prints or walks them never ends."""
-    with pytest.raises(NotPlain, match="its aliases stand for more than 10,000,000 values"):
+    with pytest.raises(UnparsableDataError, match="its aliases stand for more than 10,000,000 values"):
         parse_yaml(LAUGHS)
     assert parse_yaml("a: &a [1]\nb: [*a, *a]")["b"] == [[1], [1]]
     for text in (f"a: {DEEP}", "a: &a [*a]", "a: ["):
-        with pytest.raises(NotPlain):
+        with pytest.raises(UnparsableDataError):
             parse_yaml(text)
     meta = tmp_path / ".nv-meta"
     meta.mkdir()
@@ -242,7 +244,7 @@ def test_a_list_of_lists_of_lists(tmp_path: Path) -> None:
         read_field_map(str(tmp_path))
     (meta / "split.yaml").write_text(f"{LAUGHS}split_parts: {{train: [a.tar]}}\nexclude: *j\n")
     with pytest.raises(PackError, match=r"split\.yaml can't be read: its aliases"):
-        read_prepared(str(tmp_path), "train")
+        read_prepared_folder(str(tmp_path), "train")
 
 
 def test_names_in_braces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +254,7 @@ def test_names_in_braces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     (tmp_path / ".nv-meta").mkdir()
     (tmp_path / ".nv-meta" / "split.yaml").write_text('split_parts: {train: ["{0..9999999999}.tar"]}\n')
     with pytest.raises(PackError, match=r"split_parts\.train: it takes more than (50\.3 MB|1 s)"):
-        read_prepared(str(tmp_path), "train")
+        read_prepared_folder(str(tmp_path), "train")
 
 
 def test_json_that_is_nested_without_end(tmp_path: Path) -> None:
@@ -264,7 +266,7 @@ def test_json_that_is_nested_without_end(tmp_path: Path) -> None:
     (tmp_path / ".nv-meta").mkdir()
     (tmp_path / ".nv-meta" / "split.json").write_text(DEEP)
     with pytest.raises(PackError, match=r"split\.json can't be read: nested too deeply"):
-        read_prepared(str(tmp_path), None)
+        read_prepared_folder(str(tmp_path), None)
 
 
 def test_archives_that_hold_more_than_they_can(tmp_path: Path) -> None:

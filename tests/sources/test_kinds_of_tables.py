@@ -16,7 +16,7 @@ from energon_pack.online.lazy import LazyPackedDataset
 from energon_pack.pack import pack
 from energon_pack.samples.settings import Columns, ReadSettings
 from energon_pack.samples.skip import Skip
-from energon_pack.sources.reader import Reader
+from energon_pack.sources.reader import SourceReader
 from energon_pack.sources.sample import read_sample
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.source_file import IndexRow, rows_of
@@ -130,7 +130,7 @@ def test_a_question_whose_picture_is_null_is_not_trained(named: str, tmp_path: P
     settings = ReadSettings(columns=Columns(images=None if named == "image" else named))
     for kind in ("jsonl", "parquet", "csv"):
         (shard,) = find_source(SourceConfig(), str(write_rows(tmp_path, kind, rows))).shards
-        with Reader() as reader:
+        with SourceReader() as reader:
             lost, text = rows_of(shard.index(), IndexRow)
             assert read_sample(reader, shard, text, settings).messages == chats[1], kind
             with pytest.raises(Skip, match="missing_media: <image> stands in a question, and image"):

@@ -16,7 +16,7 @@ from energon_pack.pack import pack
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.jsonl.dialects import RowSettings
-from energon_pack.sources.media_files import mapped_name, media_map_of, why_missing
+from energon_pack.sources.media_files import explain_missing_medium, parse_media_map, replace_mapped_prefix
 from energon_pack.sources.settings import SourceConfig
 from support.marks import slow
 from support.running import command_here
@@ -31,7 +31,7 @@ def record(name: str, key: str = "images") -> dict[str, Any]:
 
 
 def place_of(name: str, *entries: str) -> str:
-    return mapped_name(name, media_map_of([*entries]))
+    return replace_mapped_prefix(name, parse_media_map([*entries]))
 
 
 def test_a_beginning_of_a_name_is_mapped_at_a_folder_and_the_longest_wins() -> None:
@@ -125,7 +125,7 @@ def test_each_missing_medium_says_what_is_the_matter(tmp_path: Path) -> None:
         "a\0b": "has a zero byte, and no file has",
     }
     for name, words in said.items():
-        assert words in why_missing(name, str(tmp_path / name) if name[0] != "/" else name)
+        assert words in explain_missing_medium(name, str(tmp_path / name) if name[0] != "/" else name)
 
 
 def test_the_ledger_says_so_too(config: Any, tmp_path: Path) -> None:

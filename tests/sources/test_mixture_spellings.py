@@ -17,7 +17,7 @@ from energon_pack.errors import PackError
 from energon_pack.sources.find import Source
 from energon_pack.sources.sample_ratio import TakenRows, drawn_rows
 from energon_pack.sources.source_path import find_source
-from energon_pack.stages.measuring import check_tiles
+from energon_pack.stages.measuring import refuse_other_max_tiles
 from energon_pack.templates.families.rules import ProcessorSettings
 from energon_pack.templates.families.tiles import InternVL
 from support.packed import Make, json_lines, packed, prepare
@@ -229,10 +229,10 @@ def test_both_numbers_of_tiles_are_named(tmp_path: Path, capsys: pytest.CaptureF
     assert mixture is not None
     image = {"size": {"height": 448, "width": 448}}
     for_tiles = [InternVL(ProcessorSettings(image={**image, "max_patches": most})) for most in (6, 12)]
-    check_tiles(mixture, for_tiles[0])
+    refuse_other_max_tiles(mixture, for_tiles[0])
     with pytest.raises(PackError, match="one has max_dynamic_patch=6, and the model takes 12 tiles"):
-        check_tiles(mixture, for_tiles[1])
-    check_tiles(mixture, None)
+        refuse_other_max_tiles(mixture, for_tiles[1])
+    refuse_other_max_tiles(mixture, None)
     assert capsys.readouterr().out == "max_dynamic_patch of one is not read: the model has no such tiles\n"
 
 

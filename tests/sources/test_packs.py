@@ -13,7 +13,7 @@ import pytest
 
 from energon_pack.config import Flavor, MediaIn, PackConfig, TrainOn
 from energon_pack.errors import PackError
-from energon_pack.plan.settings import Share
+from energon_pack.plan.settings import SharedBeginnings
 from energon_pack.sources.pack_shard import PackShard
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.shard import TarShard
@@ -159,7 +159,7 @@ def ours(config: Make, tmp_path: Path, request: pytest.FixtureRequest) -> tuple[
     source = write_tar(tmp_path / "source" / "x.tar", members).parent
     settings: dict[str, Any] = {"packing__max_token_len": 256, "output__max_shard_packs": 2}
     if request.param == "packed_trees":
-        settings["packing__share"] = Share.prefix
+        settings["packing__share"] = SharedBeginnings.prefix
     else:
         settings["output__flavor"] = Flavor(request.param).value
     return source, packed(config(source, **settings))

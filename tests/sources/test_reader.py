@@ -26,12 +26,12 @@ from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.sources import storage
-from energon_pack.sources.find import shard_of_file
+from energon_pack.sources.find import make_shard_of_file
 from energon_pack.sources.jsonl.dialects import RowSettings
-from energon_pack.sources.media_files import open_inside
-from energon_pack.sources.reader import Reader
+from energon_pack.sources.media_files import open_medium_inside_file
+from energon_pack.sources.reader import SourceReader
 from energon_pack.sources.shard import JsonlShard, Shard
-from energon_pack.sources.storage import File, FileState, InMemory, open_file, state_of
+from energon_pack.sources.storage import File, FileState, InMemoryFile, open_file, state_of
 from support.packed import Make, files, samples
 from support.read_source import read
 from support.running import command_here
@@ -41,15 +41,15 @@ from support.samples import chat, noise, picture, sound, video, write_tar
 def lines_in(folder: Path, *lines: bytes) -> Shard:
     path = folder / "x.jsonl"
     path.write_bytes(b"\n".join(lines))
-    return shard_of_file("x.jsonl", str(path), JsonlShard, {"row_settings": RowSettings(str(folder))})
+    return make_shard_of_file("x.jsonl", str(path), JsonlShard, {"row_settings": RowSettings(str(folder))})
 
 
 def test_a_changed_shard_is_not_read(tmp_path: Path) -> None:
-    shard = shard_of_file("x.tar", str(write_tar(tmp_path / "x.tar", {"a.jpg": picture()})))
-    with Reader() as reader:
+    shard = make_shard_of_file("x.tar", str(write_tar(tmp_path / "x.tar", {"a.jpg": picture()})))
+    with SourceReader() as reader:
         assert reader.open_unchanged_shard(shard).read(0, 5) == b"a.jpg"
     os.utime(shard.path, ns=(1, 1))
-    with Reader() as reader, pytest.raises(PackError, match="changed"):
+    with SourceReader() as reader, pytest.raises(PackError, match="changed"):
         reader.open_unchanged_shard(shard)
 
 
@@ -57,8 +57,8 @@ def test_open_shards_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("energon_pack.sources.media_files._MAX_OPEN_FILES", 2)
     shards = {}
     for i in range(4):
-        shards[i] = shard_of_file(f"{i}.tar", str(write_tar(tmp_path / f"{i}.tar", {f"k{i}": b""})))
-    with Reader() as reader:
+        shards[i] = make_shard_of_file(f"{i}.tar", str(write_tar(tmp_path / f"{i}.tar", {f"k{i}": b""})))
+    with SourceReader() as reader:
         for i in (0, 1, 0, 2, 3, 0):
             assert reader.open_unchanged_shard(shards[i]).read(0, 2) == f"k{i}".encode()
             assert len(reader._open_files) <= 2
@@ -69,7 +69,7 @@ def test_media_are_files_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "ü 1.jpg").write_bytes(picture())
     record = Record([], listed_media=["deep/ü 1.jpg", str(tmp_path / "deep/ü 1.jpg")])
-    with Reader() as reader:
+    with SourceReader() as reader:
         parts = reader.media(shard, record, "1", [])
         assert [reader.read(shard, part) for part in parts] == [picture()] * 2
         versions = [file["version"] for file in reader.media_file_states(shard, parts) or ()]
@@ -95,7 +95,7 @@ def test_media_that_are_no_files(tmp_path: Path, name: str, reason: str) -> None
     shard = lines_in(tmp_path, b"{}")
     (tmp_path / "deep").mkdir()
     os.mkfifo(tmp_path / "pipe")
-    with Reader() as reader, pytest.raises(Skip) as skip:
+    with SourceReader() as reader, pytest.raises(Skip) as skip:
         reader.media(shard, Record([], listed_media=[name]), "1", [])
     assert skip.value.reason.value == reason
     assert str(tmp_path) not in skip.value.detail  # it stands in the ledger, whose bytes name no machine
@@ -107,7 +107,7 @@ def test_images_of_an_lmdb(tmp_path: Path, subdir: bool) -> None:
     with lmdb.open(str(tmp_path / "x.lmdb"), subdir=subdir) as database, database.begin(write=True) as transaction:
         transaction.put(b"k/1", picture())
     shard = lines_in(tmp_path, b"{}")
-    with Reader() as reader:
+    with SourceReader() as reader:
         (part,) = reader.media(shard, Record([], listed_media=["x.lmdb::k/1"]), "1", [])
         (file,) = reader.media_file_states(shard, [part]) or [{}]
         assert reader.read(shard, part) == picture()
@@ -124,7 +124,7 @@ def test_an_lmdb_that_gives_no_image_costs_its_sample_alone(tmp_path: Path) -> N
     lmdb.open(str(tmp_path / "x.lmdb"), subdir=False).close()
     (tmp_path / "y.lmdb").write_bytes(b"no LMDB" * 1000)
     shard = lines_in(tmp_path, b"{}")
-    with Reader() as reader:
+    with SourceReader() as reader:
         for name in ("x.lmdb::", "y.lmdb::k"):
             with pytest.raises(Skip, match="unreadable_media") as skip:
                 reader.media(shard, Record([], listed_media=[name]), "1", [])
@@ -189,7 +189,7 @@ def test_a_storage_that_only_reads_by_place_packs_the_same_bytes(
 
 
 def test_a_range_ends_where_its_part_ends() -> None:
-    part = ByteRange(InMemory(b"before, here, after", ""), 8, 4)
+    part = ByteRange(InMemoryFile(b"before, here, after", ""), 8, 4)
     assert (part.size, part.read(0, 100), part.read(2, 1), part.read(4, 1), part.read(9, 1)) == (
         4,
         b"here",
@@ -284,7 +284,7 @@ def test_no_such_place_in_a_line(key: str, tmp_path: Path) -> None:
     """A damaged pack may name any."""
     (tmp_path / "a.jsonl").write_text(json.dumps({"query": "?", "images": [CODED]}) + "\n")
     with pytest.raises((KeyError, ValueError)):
-        open_inside(str(tmp_path / "a.jsonl"), key)
+        open_medium_inside_file(str(tmp_path / "a.jsonl"), key)
 
 
 def test_metadata_of_an_image_folder(tmp_path: Path) -> None:

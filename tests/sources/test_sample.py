@@ -17,9 +17,9 @@ from energon_pack.samples.cut import Cut
 from energon_pack.samples.sample import MediaPart, Part
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
-from energon_pack.sources.find import shard_of_file
+from energon_pack.sources.find import make_shard_of_file
 from energon_pack.sources.part_names import FieldMap
-from energon_pack.sources.reader import Reader
+from energon_pack.sources.reader import SourceReader
 from energon_pack.sources.sample import read_measured_sample, read_sample, read_without_opening_media
 from energon_pack.sources.shard import Shard, TarShard
 from energon_pack.sources.source_file import IndexRow, MeasuredRow, rows_of
@@ -41,7 +41,7 @@ SAMPLE = {
 
 
 def row_of(folder: Path, files: dict[str, bytes]) -> tuple[Shard, IndexRow]:
-    shard = shard_of_file(
+    shard = make_shard_of_file(
         "s.tar", str(write_tar(folder / "s.tar", {f"k.{name}": data for name, data in files.items()}))
     )
     (row,) = rows_of(shard.index(), IndexRow)
@@ -60,12 +60,12 @@ def texts(messages: list[dict[str, Any]]) -> list[str]:
 
 
 @pytest.fixture
-def reader() -> Iterator[Reader]:
-    with Reader() as reader:
+def reader() -> Iterator[SourceReader]:
+    with SourceReader() as reader:
         yield reader
 
 
-def test_what_is_read_again_is_what_was_read(tmp_path: Path, reader: Reader) -> None:
+def test_what_is_read_again_is_what_was_read(tmp_path: Path, reader: SourceReader) -> None:
     shard, row = row_of(tmp_path, SAMPLE)
     sample = read_sample(reader, shard, row, READ)
     assert [(part.name, part.kind, part.extension) for part in sample.parts] == [
@@ -83,7 +83,7 @@ def test_what_is_read_again_is_what_was_read(tmp_path: Path, reader: Reader) -> 
     assert load_multi_mix_qa(SAMPLE | {"__key__": b"k"})["messages"] == sample.timed_messages  # the training side
 
 
-def test_media_without_placeholders_are_put_in_each_time(tmp_path: Path, reader: Reader) -> None:
+def test_media_without_placeholders_are_put_in_each_time(tmp_path: Path, reader: SourceReader) -> None:
     shard, row = row_of(tmp_path, {"0.jpg": picture(), "json": chat("what?", "this")})
     sample = read_sample(reader, shard, row, READ)
     assert sample.placeholders_put_in
@@ -92,7 +92,7 @@ def test_media_without_placeholders_are_put_in_each_time(tmp_path: Path, reader:
     assert texts(again.timed_messages) == texts(again.messages) == ["<image>what?", "this"]
 
 
-def test_a_part_holds_its_own_media(tmp_path: Path, reader: Reader) -> None:
+def test_a_part_holds_its_own_media(tmp_path: Path, reader: SourceReader) -> None:
     """`<image>` in an answer is text here, as the images are all the user's."""
     kinds, value = ["image", "video", "image"], ("<image>a", "b <image>", "<video>c<image>", "d")
     raw = chat(*value, video_frames=[[0, 2]], id=7)
@@ -106,7 +106,7 @@ def test_a_part_holds_its_own_media(tmp_path: Path, reader: Reader) -> None:
     assert (texts(second.messages), second.fields["video_frames"]) == (["<video>c<image>", "d"], [[0, 2]])
 
 
-def test_times_and_positions_of_a_part(tmp_path: Path, reader: Reader) -> None:
+def test_times_and_positions_of_a_part(tmp_path: Path, reader: SourceReader) -> None:
     """Its text has the times that it has in the whole, and it names the files of its own images."""
     shard, row = row_of(tmp_path, SAMPLE)
     whole = read_sample(reader, shard, row, READ)
@@ -118,7 +118,7 @@ def test_times_and_positions_of_a_part(tmp_path: Path, reader: Reader) -> None:
     assert isinstance(part.positions[0], Part)
 
 
-def test_a_part_without_the_one_image_that_has_positions(tmp_path: Path, reader: Reader) -> None:
+def test_a_part_without_the_one_image_that_has_positions(tmp_path: Path, reader: SourceReader) -> None:
     """`patch_positions` may be one name, not a list: it is the whole's, whatever its parts hold."""
     one = {"0.jpg": picture(), "0.npy": npy(15)}
     shard, row = row_of(tmp_path, one | {"json": chat("<image>a", "b", "c", "d", fps=30, patch_positions="0.npy")})
@@ -140,7 +140,7 @@ def test_a_part_without_the_one_image_that_has_positions(tmp_path: Path, reader:
     ],
 )
 def test_what_a_sample_that_is_left_out_seems_to_be(
-    tmp_path: Path, reader: Reader, files: dict[str, bytes], seems: str | None, reason: str
+    tmp_path: Path, reader: SourceReader, files: dict[str, bytes], seems: str | None, reason: str
 ) -> None:
     value = json.loads(chat("<image><image>?" if reason == "placeholder_mismatch" else "<image>?", "a", fps=1))
     value |= {"patch_positions": ["0.npy"]} if "0.npy" in files else {}
@@ -157,7 +157,7 @@ def test_what_a_sample_that_is_left_out_seems_to_be(
     [("gif", "k.gif"), ("0.gif", "0.gif"), ("0.gif", "clips/17.gif"), ("mp4", "clips/17.mp4"), ("mp4", "./k.mp4")],
 )
 def test_a_moving_image_of_a_tar_is_no_video(
-    tmp_path: Path, reader: Reader, key: str, content: str, part: str, name: str
+    tmp_path: Path, reader: SourceReader, key: str, content: str, part: str, name: str
 ) -> None:
     """It was trained as one still, in packs and from unpacked samples."""
     listed = {key: [name] if key == "videos" else name}
@@ -169,7 +169,7 @@ def test_a_moving_image_of_a_tar_is_no_video(
             read()
 
 
-def test_a_still_of_a_tar_is_a_frame_in_any_letters(tmp_path: Path, reader: Reader) -> None:
+def test_a_still_of_a_tar_is_a_frame_in_any_letters(tmp_path: Path, reader: SourceReader) -> None:
     """Packing took `0.JPG` under `videos` for an image, and training from unpacked samples refused it."""
     files = {"0.JPG": picture(40, 30, "JPEG"), "json": chat("<image>What?", "It stands.", videos=["0.JPG"])}
     shard, row = row_of(tmp_path, files)
@@ -189,14 +189,14 @@ def test_a_still_of_a_tar_is_a_frame_in_any_letters(tmp_path: Path, reader: Read
     ],
 )
 def test_an_image_that_no_key_of_videos_lists_is_one(
-    tmp_path: Path, reader: Reader, fields: dict[str, Any], content: str
+    tmp_path: Path, reader: SourceReader, fields: dict[str, Any], content: str
 ) -> None:
     """A check of kinds that read too much would leave out samples that are right."""
     shard, row = row_of(tmp_path, {"gif": picture(40, 30, "GIF"), "json": chat(content, "a", **fields)})
     assert [part.kind for part in read_sample(reader, shard, row, READ).parts] == ["image"]
 
 
-def test_a_text_begins_behind_its_byte_order_mark(tmp_path: Path, reader: Reader) -> None:
+def test_a_text_begins_behind_its_byte_order_mark(tmp_path: Path, reader: SourceReader) -> None:
     """Notepad writes the mark: it was the first token of each caption."""
     files = {"jpg": picture(), "txt": b"\xef\xbb\xbfA red field."}
     shard, row = row_of(tmp_path, files)

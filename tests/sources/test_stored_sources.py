@@ -21,10 +21,10 @@ from energon_pack.config import Format, PackConfig, SourceConfig, Stage
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.run.stores import client_of_profile, requests
-from energon_pack.run.stores.blocks import Blocks
+from energon_pack.run.stores.blocks import BlockCache
 from energon_pack.run.stores.requests import StoreError
 from energon_pack.sources import reader, store_objects
-from energon_pack.sources.media_files import OpenFiles
+from energon_pack.sources.media_files import OpenFileCache
 from energon_pack.sources.source_path import find_source
 from energon_pack.sources.storage import open_file, read_ahead, state_of
 from support.marks import slow
@@ -129,10 +129,10 @@ def test_a_source_that_is_larger_than_what_is_kept_is_packed_the_same(
     source = bucket.put_folder(tmp_path / "in", "data")
     few = {"packing__max_token_len": 700, "cache_dir": str(tmp_path / "cache")}
     pack(config(tmp_path / "in", output__name="local", **few))
-    monkeypatch.setattr(store_objects, "BLOCKS", Blocks(most=0))
+    monkeypatch.setattr(store_objects, "BLOCKS", BlockCache(most=0))
     run = config(source, output__name="stored", **few)
     pack(replace(run, stage=Stage.lengths))
-    monkeypatch.setattr(store_objects, "BLOCKS", Blocks(most=0))
+    monkeypatch.setattr(store_objects, "BLOCKS", BlockCache(most=0))
     monkeypatch.setattr(store_objects, "_MAX_MEMORY_BYTES", min(most, 2 << 20))  # else it is in a file
     monkeypatch.setattr(reader, "max_ahead_bytes", lambda: most)
     bucket.seen()
@@ -148,7 +148,7 @@ def test_what_is_read_ahead_needs_no_room_on_the_disk(bucket: Bucket, monkeypatc
     """Bytes without room in memory are read when needed, and few bytes are read in vain."""
     data = random.Random(7).randbytes(12 << 20)
     bucket.put("a.tar", data)
-    monkeypatch.setattr(store_objects, "BLOCKS", Blocks(most=0))
+    monkeypatch.setattr(store_objects, "BLOCKS", BlockCache(most=0))
     monkeypatch.setattr(store_objects, "_MAX_MEMORY_BYTES", 1_500_000)
     monkeypatch.setattr(store_objects, "_NUM_PARALLEL_REQUESTS", 1)
     ranges = [(start, 300_000) for start in range(0, 12_000_000, 500_000)]
@@ -181,7 +181,7 @@ def test_threads_that_read_ahead_share_a_client(bucket: Bucket, monkeypatch: pyt
 
 def test_one_batch_that_was_read_ahead_is_held(bucket: Bucket) -> None:
     """Each object of many would hold the batch in which it came last."""
-    files = OpenFiles()
+    files = OpenFileCache()
     for name in ("a.tar", "b.tar", "c.tar"):
         bucket.put(name, bytes(1 << 20))
         files.read_ahead([(files.open(f"{bucket.address}/{name}"), [(0, 1 << 20)])])
@@ -334,10 +334,10 @@ def test_an_object_that_changed_is_noticed(
 
     def change(*_: object) -> int:
         bucket.put("data/x.tar", write_tar(tmp_path / "x.tar", after).read_bytes())
-        monkeypatch.setattr(store_objects, "BLOCKS", Blocks())
+        monkeypatch.setattr(store_objects, "BLOCKS", BlockCache())
         return 0
 
-    monkeypatch.setattr("energon_pack.dataset.in_folder.DatasetInFolder.begin_writing", change)
+    monkeypatch.setattr("energon_pack.dataset.in_folder.FolderDestination.begin_writing", change)
     with pytest.raises(PackError, match="changed"):
         pack(run)
     monkeypatch.undo()
@@ -353,11 +353,11 @@ def test_an_object_that_goes_meanwhile_is_named(
 
     def remove(*_: object) -> int:
         bucket.delete("data/x.tar")
-        monkeypatch.setattr(store_objects, "BLOCKS", Blocks())
+        monkeypatch.setattr(store_objects, "BLOCKS", BlockCache())
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # nothing is kept there
         return 0
 
-    monkeypatch.setattr("energon_pack.dataset.in_folder.DatasetInFolder.begin_writing", remove)
+    monkeypatch.setattr("energon_pack.dataset.in_folder.FolderDestination.begin_writing", remove)
     with pytest.raises(PackError, match=r"data/x\.tar changed while it was read"):
         pack(run)
 

@@ -20,12 +20,12 @@ from energon_pack.samples.skip import Skip
 from energon_pack.sources import parquet_rows
 from energon_pack.sources.find import files_of_split
 from energon_pack.sources.named_bytes import json_with_media_names, replace_media_by_names
-from energon_pack.sources.open_tables import find_row
+from energon_pack.sources.open_tables import find_group_of_row
 from energon_pack.sources.parquet_bytes import SnappyPage, content_of
 from energon_pack.sources.row_shard import TableShard
 from energon_pack.sources.settings import Format, SourceConfig
 from energon_pack.sources.source_path import find_forms, find_source, source_format, source_summary
-from energon_pack.sources.storage import InMemory, call_counting_bytes
+from energon_pack.sources.storage import InMemoryFile, call_counting_read_bytes
 from support.packed import Make, samples
 from support.read_source import read
 from support.running import command_here
@@ -243,7 +243,9 @@ def test_cells_by_page_are_those_of_pyarrow(compression: str, version: str, dict
         ways |= {f"lists/{index}": item for index, item in enumerate(lists[row] or [])}
         ways |= {f"structs/{index}/bytes": item for index, item in enumerate(lists[row] or [])}
         for way, expected in ways.items():
-            opened, group, number = find_row(parquet_rows._open_tables, str(path), str(path.stat().st_mtime_ns), row)
+            opened, group, number = find_group_of_row(
+                parquet_rows._open_tables, str(path), str(path.stat().st_mtime_ns), row
+            )
             value = parquet_rows._find_in_page(opened, group, number, way.split("/"))
             assert (value and value.read(opened.file, 0, value.size)) == expected, (row, way)
     assert len(parquet_rows._kept_columns) >= 12
@@ -295,13 +297,13 @@ def test_parts_of_a_snappy_page_are_those_of_the_whole(size: int) -> None:
         drawn.choice([*3 * [drawn.randbytes(9_000)], b"ab" * 700, bytes(3_000)]) for _ in range(size // 1_000 + 1)
     )[:size]
     packed = pa.Codec("snappy").compress(plain, asbytes=True)
-    file = InMemory(b"before" + packed + b"after", "1")
+    file = InMemoryFile(b"before" + packed + b"after", "1")
     content = content_of(file, ("a", str(size)), "snappy", 6, len(packed), size)
     for _ in range(300):
         start, length = drawn.randrange(size + 1), drawn.choice([0, 1, 4, 100, 5_000, size])
         assert content.read(file, start, length) == plain[start : start + length]
     assert isinstance(content, SnappyPage)
-    wrong = InMemory(b"before" + packed[:-1] + b"!after", "1")
+    wrong = InMemoryFile(b"before" + packed[:-1] + b"!after", "1")
     assert content_of(wrong, ("a", str(size)), "snappy", 6, len(packed) - 1, size) != content
 
 
@@ -317,7 +319,7 @@ def test_the_head_of_an_image_costs_no_page(tmp_path: Path) -> None:
         assert json.loads(texts[7]) == {"image": "a.parquet::7/image", "text": "t"}
         return [parquet_rows.open_cell(str(path), f"{number}/image").read(0, 64) for number in range(40)]
 
-    found, num_bytes = call_counting_bytes(heads, 0)
+    found, num_bytes = call_counting_read_bytes(heads, 0)
     assert found == [image[:64] for image in images]
     assert num_bytes < path.stat().st_size // 10
 
@@ -353,10 +355,10 @@ def test_a_large_snappy_page_is_read_in_place() -> None:
     drawn = random.Random(0)
     plain = b"".join(bytes(1_000) + drawn.randbytes(20_000) for _ in range(400))
     packed = pa.Codec("snappy").compress(plain, asbytes=True)
-    content = content_of(InMemory(packed, "1"), ("a", "1"), "snappy", 0, len(packed), len(plain))
+    content = content_of(InMemoryFile(packed, "1"), ("a", "1"), "snappy", 0, len(packed), len(plain))
     assert isinstance(content, SnappyPage)
     assert len(content.starts) > 5_000
-    assert content.read(InMemory(packed, "1"), 8_000_000, 9_000) == plain[8_000_000:8_009_000]
+    assert content.read(InMemoryFile(packed, "1"), 8_000_000, 9_000) == plain[8_000_000:8_009_000]
 
 
 def test_damage_in_a_parquet_file_costs_rows_or_cells(tmp_path: Path) -> None:

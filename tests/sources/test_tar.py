@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_pack.sources.other_formats import decompress_command
+from energon_pack.sources.other_formats import find_decompress_command
 from energon_pack.sources.storage import open_file
-from energon_pack.sources.tar import NO_DATA, TarScan, is_header_of
+from energon_pack.sources.tar import NO_DATA, TarScan, is_tar_header_of
 from support.samples import write_tar
 
 MEMBERS = {"a.jpg": b"x" * 700, "a.json": b"{}", "b.jpg": b"", "b.json": b"y" * 512}
@@ -170,7 +170,7 @@ def test_a_pair_of_zero_blocks_is_the_end(tmp_path: Path) -> None:
 def test_a_name_that_begins_like_bzip2_is_no_compression(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "x.tar", {"BZhou_1.json": b"{}"})
     with open_file(path) as file:
-        assert decompress_command(file) is None
+        assert find_decompress_command(file) is None
 
 
 def test_a_header_is_known_again(tmp_path: Path) -> None:
@@ -178,11 +178,11 @@ def test_a_header_is_known_again(tmp_path: Path) -> None:
     data = path.read_bytes()
     for name, offset, size in scan(path)[0]:
         header = data[offset - 512 : offset]
-        assert is_header_of(header, name, size)
-        assert not is_header_of(header, name, size + 1)
-        assert not is_header_of(data[offset : offset + 512], name, size)
-    assert not is_header_of(data[:512], "b.json", 2)
-    assert not is_header_of(data[:100], "a.json", 2)  # the file ends there
+        assert is_tar_header_of(header, name, size)
+        assert not is_tar_header_of(header, name, size + 1)
+        assert not is_tar_header_of(data[offset : offset + 512], name, size)
+    assert not is_tar_header_of(data[:512], "b.json", 2)
+    assert not is_tar_header_of(data[:100], "a.json", 2)  # the file ends there
 
 
 @given(where=st.integers(0, 4095), byte=st.integers(0, 255))

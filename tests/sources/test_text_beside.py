@@ -13,7 +13,7 @@ from energon_pack.loading import load_multi_mix_qa
 from energon_pack.pack import pack
 from energon_pack.samples.caption_beside import read_with_caption_beside
 from energon_pack.samples.record import Record, parse_record
-from energon_pack.samples.settings import ReadSettings, UnreadMedia
+from energon_pack.samples.settings import ReadSettings, UnreadMediaPolicy
 from energon_pack.samples.skip import Skip
 from support.packed import json_lines, samples
 from support.running import command_here
@@ -90,7 +90,7 @@ def test_packs_hold_the_caption_of_the_txt(config: Callable[..., PackConfig], tm
 def test_verify_reads_a_caption_whose_record_lists_no_medium(config: Callable[..., PackConfig], tmp_path: Path) -> None:
     """The medium is not packed, and so the txt was not read again: verify said that its tar had changed."""
     members = {"a.jpg": picture(), "a.json": b'{"media_files": [[]]}', "a.txt": b"A cat."}
-    run = config(write_tar(tmp_path / "s.tar", members), source__media=UnreadMedia.ignore)
+    run = config(write_tar(tmp_path / "s.tar", members), source__media=UnreadMediaPolicy.ignore)
     assert pack(run)["samples_packed"] == 1
     folder = str(Path(run.output.dir) / "packed")
     clean = command_here("energon_pack.verify", folder, "--source", "--num-workers", "1", cwd=tmp_path)

@@ -22,7 +22,7 @@ from energon_pack.pack import pack
 from energon_pack.samples.settings import ReadSettings, SampleType
 from energon_pack.sources.find import name_files_for_ids
 from energon_pack.sources.source_file import IndexRow, rows_of
-from energon_pack.sources.wds import damage_of, dotted_keys_error, index_tar, record_of
+from energon_pack.sources.wds import dotted_keys_error, index_tar, parse_index_damage, parse_tar_record
 from support.finding import find_shards
 from support.samples import chat, picture, write_tar
 
@@ -145,8 +145,8 @@ def test_a_record_may_have_its_extension_in_capitals(tmp_path: Path) -> None:
     parts = {"a.JSON": value, "a.JPG": picture(), "b.TXT": b"words", "c.JSON": b"{", "c.json": value}
     rows = index(write_tar(tmp_path / "x.tar", parts))
     assert [(row["record_part"], row["reason"]) for row in rows] == [("JSON", None), ("TXT", None), ("json", None)]
-    assert record_of(value, "JSON", True, ReadSettings()).messages == answer["messages"]
-    assert record_of(b"words", "TXT", False, caption).messages[0]["content"] == "words"
+    assert parse_tar_record(value, "JSON", True, ReadSettings()).messages == answer["messages"]
+    assert parse_tar_record(b"words", "TXT", False, caption).messages[0]["content"] == "words"
 
 
 def test_a_cut_tar_keeps_its_whole_samples(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_a_cut_tar_keeps_its_whole_samples(tmp_path: Path) -> None:
             ("a", None), ("b", "truncated_tar"),
         }  # fmt: skip
         about = {"damage": table.schema.metadata[b"damage"].decode()}
-        assert [what for _, what in damage_of(about)] == ["cut 140 bytes into 'b.jpg'"]
+        assert [what for _, what in parse_index_damage(about)] == ["cut 140 bytes into 'b.jpg'"]
 
 
 # ------------------------------------------------------------------------------------------------ keys with a dot

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from energon_pack.errors import PackError
-from energon_pack.run.executors.admission import Terms
+from energon_pack.run.executors.admission import MachineTerms
 from energon_pack.run.executors.settings import ExecutorConfig, ExecutorKind
-from energon_pack.run.executors.slurm import LENGTHS, PUBLISH, WRITE, Chain
-from energon_pack.stages.chain import run_chain
+from energon_pack.run.executors.slurm import LENGTHS, PUBLISH, WRITE, SlurmJobChain
+from energon_pack.stages.chain import run_stages_as_slurm_jobs
 from support.packed import demo_config, files
 from support.running import ROOT, run_here
 
@@ -27,8 +27,8 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"energon_pack.run.executors.slurm.{name}", 0.2)
 
 
-def _chain(folder: Path, python: str = "python", **settings: object) -> Chain:
-    return Chain(ExecutorConfig(ExecutorKind.slurm, **settings), folder, [python, "-m", "energon_pack"])  # type: ignore[arg-type]
+def _chain(folder: Path, python: str = "python", **settings: object) -> SlurmJobChain:
+    return SlurmJobChain(ExecutorConfig(ExecutorKind.slurm, **settings), folder, [python, "-m", "energon_pack"])  # type: ignore[arg-type]
 
 
 def _sleeping(folder: Path) -> str:
@@ -71,12 +71,12 @@ def test_the_first_task_that_fails_ends_the_command(tmp_path: Path) -> None:
 def test_jobs_of_other_settings_are_not_joined(tmp_path: Path) -> None:
     """The command would end well, and the dataset would be another one."""
     chain = _chain(tmp_path, _sleeping(tmp_path))
-    jobs = chain.submit({PUBLISH: None}, Terms({}, "/", ()), "these")
-    assert chain.submitted("these") == jobs == {PUBLISH: "1"}
+    jobs = chain.submit({PUBLISH: None}, MachineTerms({}, "/", ()), "these")
+    assert chain.find_submitted_jobs("these") == jobs == {PUBLISH: "1"}
     with pytest.raises(PackError, match=r"jobs 1 pack there with other settings.*scancel 1"):
-        chain.submitted("those")
+        chain.find_submitted_jobs("those")
     chain.wait(jobs, str)
-    assert chain.submitted("those") == {}
+    assert chain.find_submitted_jobs("those") == {}
 
 
 @pytest.mark.usefixtures("slurm")
@@ -84,7 +84,7 @@ def test_two_commands_in_one_second_submit_one_chain(demo: tuple[Path, Path], tm
     """Both looked for the other's jobs before either had submitted any, and the two chains took turns at one output."""
     config = demo_config(demo, tmp_path / "cache", tmp_path / "out", executor__wait=False, executor__kind="slurm")
     with ThreadPoolExecutor(2) as threads:
-        list(threads.map(partial(run_chain, config), [[_sleeping(tmp_path)]] * 2))
+        list(threads.map(partial(run_stages_as_slurm_jobs, config), [[_sleeping(tmp_path)]] * 2))
     assert len([*(tmp_path / "jobs").iterdir()]) == 4
 
 
@@ -168,17 +168,17 @@ def test_a_reason_that_ends_by_itself_is_waited_for_and_said(
 
 def test_a_folder_of_logs_is_taken_as_it_is(tmp_path: Path) -> None:
     """Slurm wrote the logs of `50%a` elsewhere, and the jobs failed without a word."""
-    script = _chain(tmp_path / "50%a").scripts({LENGTHS: [0]})[LENGTHS]
+    script = _chain(tmp_path / "50%a").build_scripts_by_stage({LENGTHS: [0]})[LENGTHS]
     assert f"#SBATCH --output={tmp_path}/50%%a/lengths-%a.log\n" in script
     for name in ("a\\b", "a\nb"):
         with pytest.raises(PackError, match=r"(?s)Slurm takes no such name.*\(cache_dir\)"):
-            _chain(tmp_path / name).scripts({PUBLISH: None})
+            _chain(tmp_path / name).build_scripts_by_stage({PUBLISH: None})
 
 
 def test_an_array_has_the_parts_that_are_missing(tmp_path: Path) -> None:
     """Finished parts are not written again, and options of a stage apply only to it."""
     chain = _chain(tmp_path, at_once=2, sbatch={"all": "--time=1:00:00", "write": "--comment='a b'"})
-    scripts = chain.scripts({LENGTHS: range(16), WRITE: [0, 2, 3, 4, 9], PUBLISH: None})
+    scripts = chain.build_scripts_by_stage({LENGTHS: range(16), WRITE: [0, 2, 3, 4, 9], PUBLISH: None})
     options = {stage: script.splitlines() for stage, script in scripts.items()}
     assert "#SBATCH --array=0-15%2" in options[LENGTHS]
     assert "#SBATCH --array=0,2-4,9%2" in options[WRITE]
@@ -222,7 +222,7 @@ def test_what_can_not_be_submitted_is_said(tmp_path: Path, monkeypatch: pytest.M
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(PackError, match=r"executor\.sbatch: sbatch: error: invalid partition: x"):
-        _chain(tmp_path).submit({PUBLISH: None}, Terms({}, "/", ()), "")
+        _chain(tmp_path).submit({PUBLISH: None}, MachineTerms({}, "/", ()), "")
     (tmp_path / "sbatch").unlink()
     with pytest.raises(PackError, match="there is no sbatch here"):
-        _chain(tmp_path).submit({PUBLISH: None}, Terms({}, "/", ()), "")
+        _chain(tmp_path).submit({PUBLISH: None}, MachineTerms({}, "/", ()), "")

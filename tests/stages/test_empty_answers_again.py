@@ -9,7 +9,7 @@ import pytest
 
 from energon_pack.config import PackConfig
 from energon_pack.pack import pack
-from energon_pack.plan.note_counts import SampleNotes
+from energon_pack.plan.note_counts import SampleNoteCounts
 
 
 def conversation(*answers: str) -> dict[str, Any]:
@@ -28,11 +28,11 @@ def test_another_identity_where_empty_answers_are_not_trained(
     source = tmp_path / "s.jsonl"
     source.write_text(json.dumps(conversation(*answers)) + "\n")
     ours = pack(config(str(source), output__name="ours"))["identity"]
-    counted = SampleNotes.add
+    counted = SampleNoteCounts.add
 
-    def as_before(notes: SampleNotes, *args: Any) -> None:
+    def as_before(notes: SampleNoteCounts, *args: Any) -> None:
         counted(notes, *args)
         notes.samples["empty_answers"] = 0
 
-    monkeypatch.setattr(SampleNotes, "add", as_before)
+    monkeypatch.setattr(SampleNoteCounts, "add", as_before)
     assert (pack(config(str(source), output__name="before"))["identity"] == ours) == is_same

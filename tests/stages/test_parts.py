@@ -20,7 +20,7 @@ from energon_pack.config import PackConfig, Stage
 from energon_pack.dataset.destination import PlanMissing
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
-from energon_pack.run.executors import EqualSpans, WorkPart
+from energon_pack.run.executors import EqualSizeParts, WorkPart
 from support.packed import demo_config, files
 from support.running import ROOT, run_here
 from support.texts import write_texts
@@ -151,18 +151,18 @@ def test_what_was_not_measured_is_measured_by_the_plan(config: PackConfig, tmp_p
 @given(st.lists(st.integers(0, 50), max_size=12), st.integers(1, 9))
 def test_each_thing_is_in_one_part(sizes: list[int], num_parts: int) -> None:
     """Each sample is in exactly one part, so it is measured once."""
-    spans, parts = EqualSpans(sizes), [WorkPart(number, num_parts) for number in range(num_parts)]
+    spans, parts = EqualSizeParts(sizes), [WorkPart(number, num_parts) for number in range(num_parts)]
     assert sorted(number for part in parts for number in spans.items_by_middle(part)) == [*range(len(sizes))]
     for number in range(len(sizes)):
-        rows = [spans.rows_in(part, number, 7).tolist() for part in parts]
+        rows = [spans.rows_of_item_in(part, number, 7).tolist() for part in parts]
         assert sorted(row for mine in rows for row in mine) == [*range(7)]
         assert all(number in spans.overlapping_items(part) for part, mine in zip(parts, rows, strict=True) if mine)
 
 
 def test_parts_are_equal_in_bytes() -> None:
     """One file of 90 bytes and one of 10, in two parts: the first is cut at 50."""
-    spans = EqualSpans([90, 10])
-    assert [len(spans.rows_in(WorkPart(number, 2), 0, 9)) for number in range(2)] == [5, 4]
+    spans = EqualSizeParts([90, 10])
+    assert [len(spans.rows_of_item_in(WorkPart(number, 2), 0, 9)) for number in range(2)] == [5, 4]
     assert [spans.overlapping_items(WorkPart(number, 2)) for number in range(2)] == [[0], [0, 1]]
 
 

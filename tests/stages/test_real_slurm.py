@@ -14,7 +14,7 @@ import pytest
 
 from energon_pack.errors import PackError
 from energon_pack.run.executors.settings import ExecutorConfig, ExecutorKind
-from energon_pack.run.executors.slurm import PUBLISH, Chain
+from energon_pack.run.executors.slurm import PUBLISH, SlurmJobChain
 from support.packed import files
 from support.real_slurm import RealSlurm, real_slurm
 from support.running import ROOT, run_here, start_alone
@@ -195,7 +195,7 @@ def test_a_task_that_slurm_holds(
         script.write_text(f"#!/bin/sh\n{program}\n")
         return slurm.say("sbatch", "--parsable", "--output=/dev/null", *options, str(script))
 
-    chain = Chain(ExecutorConfig(ExecutorKind.slurm), tmp_path, ["python"])
+    chain = SlurmJobChain(ExecutorConfig(ExecutorKind.slurm), tmp_path, ["python"])
     published = f"touch {tmp_path}/published"
     failed = submitted("exit 1") if "FAILED" in str(options) else ""
     work = f"sleep 20 && {published}" if then == ["requeuehold"] else published

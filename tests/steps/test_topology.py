@@ -18,9 +18,9 @@ from megatron.energon.flavors.webdataset.sharder import Sharder
 
 from energon_pack.errors import PackError
 from energon_pack.steps.cost import cost_model_or_default
-from energon_pack.steps.evenness import Spread, evenness_figures, spread_of
-from energon_pack.steps.journal import Consumed, Journal, position_to_resume
-from energon_pack.steps.position import PackOrder, Position, Taken, numbers_taken_together
+from energon_pack.steps.evenness import CostSpreadOverRanks, evenness_figures, measure_cost_spread
+from energon_pack.steps.journal import Consumed, Journal, find_position_to_resume
+from energon_pack.steps.position import PackOrder, Position, TakenNumbers, combine_taken_numbers
 from energon_pack.steps.topology import Topology, num_packs_by_worker, reading_order
 from support.packed import demo_config, packed
 
@@ -136,15 +136,21 @@ def cost(*values: float) -> np.ndarray:
 
 def test_spreads_by_head() -> None:
     # steps 1|3 and 4|4 of five packs: 3 + 4 of 2 + 4. No order is better, and 4 beside 4 is even
-    assert spread_of(cost(1, 3, 4, 4, 9), 2) == Spread(1.1667, 1.25, 1.5, bound=1.1667, worst_bound=1.0)
+    assert measure_cost_spread(cost(1, 3, 4, 4, 9), 2) == CostSpreadOverRanks(
+        1.1667, 1.25, 1.5, bound=1.1667, worst_bound=1.0
+    )
     # two packs a rank: rank 0 has the first and the third. With the second and third swapped 5|5 would be 8|2
-    assert spread_of(cost(4, 4, 1, 1), 2, 2) == Spread(1.0, 1.0, 1.0, 1.0, 1.0)
-    assert spread_of(cost(4, 1, 4, 1), 2, 2).epoch == 1.6
+    assert measure_cost_spread(cost(4, 4, 1, 1), 2, 2) == CostSpreadOverRanks(1.0, 1.0, 1.0, 1.0, 1.0)
+    assert measure_cost_spread(cost(4, 1, 4, 1), 2, 2).epoch == 1.6
     # steps of text alone have no cost of vision: 0/0 would be no figure, and 1 would hide the others
-    assert spread_of(cost(0, 0, 1, 3), 2).mean == 1.5
-    assert spread_of(cost(0, 0), 2) == spread_of(cost(), 2) == Spread(1.0, 1.0, 1.0, 1.0, 1.0)
+    assert measure_cost_spread(cost(0, 0, 1, 3), 2).mean == 1.5
+    assert (
+        measure_cost_spread(cost(0, 0), 2)
+        == measure_cost_spread(cost(), 2)
+        == CostSpreadOverRanks(1.0, 1.0, 1.0, 1.0, 1.0)
+    )
     # beside 100 there are 10 and 10 at most: 100 / 40 in the best case, and Σ max is 100 + 10 of Σ mean 130 / 3
-    spread = spread_of(cost(100, 1, 10, 1, 10, 8), 3)
+    spread = measure_cost_spread(cost(100, 1, 10, 1, 10, 8), 3)
     assert (spread.worst_bound, spread.bound) == (2.5, round(3 * 108 / 130, 4))
 
 
@@ -162,12 +168,12 @@ def test_no_order_trains_more_evenly_than_its_bound(values: list[int], size: int
 @given(st.lists(st.integers(0, 9), min_size=6, max_size=6), st.sampled_from([(2, 1), (3, 1), (1, 2), (3, 2), (2, 3)]))
 def test_no_order_beats_the_bounds(values: list[int], size: tuple[int, int]) -> None:
     """A bound that an order beats would call a layout the best there is that is not."""
-    orders = [spread_of(cost(*order), *size) for order in set(permutations(values))]
+    orders = [measure_cost_spread(cost(*order), *size) for order in set(permutations(values))]
     for spread in orders:
         assert spread.epoch >= spread.bound - 1.1e-4  # both are rounded
         assert spread.worst >= spread.worst_bound - 1.1e-4  # both are rounded
     if size[1] == 1:
-        in_order = spread_of(cost(*sorted(values)), *size)
+        in_order = measure_cost_spread(cost(*sorted(values)), *size)
         assert in_order.epoch == pytest.approx(in_order.bound, abs=1.1e-4)
 
 
@@ -202,10 +208,10 @@ def of_ranks(ranks: int, before: Position = START) -> list[Position]:
 
 def test_what_is_left_where_some_were_taken_ahead() -> None:
     """0, 1, 2, 4 and 7 are taken."""
-    taken = Taken(3, [4, 7])
+    taken = TakenNumbers(3, [4, 7])
     assert [taken.number_at(index) for index in range(5)] == [3, 5, 6, 8, 9]
     assert [taken.index_of(number) for number in (3, 5, 6, 8, 9)] == [0, 1, 2, 3, 4]
-    assert taken.with_taken(1, [3]) == Taken(5, [7, 8])
+    assert taken.with_taken(1, [3]) == TakenNumbers(5, [7, 8])
 
 
 def test_two_ranks_of_two_workers_take_turns() -> None:
@@ -218,7 +224,7 @@ def test_two_ranks_of_two_workers_take_turns() -> None:
     assert (first.last, after.last) == (-1, 2)
     with pytest.raises(ValueError, match=r"pack 3 of the stream is rank 1's, not rank 0's of 2"):
         first.index_of(3)
-    assert numbers_taken_together([second.after(1, 1), after]) == Taken(4, [6])  # 1 and 3
+    assert combine_taken_numbers([second.after(1, 1), after]) == TakenNumbers(4, [6])  # 1 and 3
     assert Position.from_dict(asdict(after)) == after
 
 
@@ -246,10 +252,10 @@ GOOD: dict[str, Any] = {
 def test_a_state_that_is_none_is_refused_in_one_line(change: Any) -> None:
     """A file that was cut, or another one: `[null]` was a TypeError somewhere inside."""
     dataset = SimpleNamespace(worker_config=SimpleNamespace(world_size=1, rank=0, num_workers=1))
-    position_to_resume([GOOD], START, 10)
+    find_position_to_resume([GOOD], START, 10)
     Journal(dataset, [GOOD])
     with pytest.raises(ValueError, match=r"^a state that is damaged"):
-        position_to_resume([change], START, 10)
+        find_position_to_resume([change], START, 10)
     if "own" not in change:
         with pytest.raises(ValueError, match=r"^a state that is damaged"):
             Journal(dataset, [change])
@@ -259,12 +265,12 @@ def test_states_that_do_not_belong_together() -> None:
     """Otherwise packs would be lost, or come twice, in silence."""
     positions = [position.after(2) for position in of_ranks(3)]
     with pytest.raises(ValueError, match=r"states of rank 0, 2, but 3 ranks have trained"):
-        numbers_taken_together([positions[0], positions[2]])
+        combine_taken_numbers([positions[0], positions[2]])
     with pytest.raises(ValueError, match="rank 0, 0, 1"):
-        numbers_taken_together([positions[0], positions[0], positions[1]])
-    for other in (replace(START, stream="11 packs"), replace(START, before=Taken(1))):
+        combine_taken_numbers([positions[0], positions[0], positions[1]])
+    for other in (replace(START, stream="11 packs"), replace(START, before=TakenNumbers(1))):
         with pytest.raises(ValueError, match="not of the same run"):
-            numbers_taken_together([*positions[:2], of_ranks(3, other)[2]])
+            combine_taken_numbers([*positions[:2], of_ranks(3, other)[2]])
 
 
 worlds = st.lists(
@@ -292,7 +298,7 @@ def test_each_pack_is_read_once_an_epoch_whoever_goes_on(
                 seen += map(position.number_at, turns)
                 assert [position.index_of(position.number_at(turn)) for turn in turns] == turns
             ends.append(position.after(*read))
-        begun = replace(begun, before=numbers_taken_together(ends))
+        begun = replace(begun, before=combine_taken_numbers(ends))
         assert len(set(seen)) == len(seen)
         top = max(seen, default=-1)
         left = [begun.number_at(index) for index in range(top + 2)]

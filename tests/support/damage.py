@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from energon_pack.config import ModelConfig, OutputConfig, Overlong, PackConfig, SourceConfig
-from energon_pack.dataset.pack_parts import packs_in
+from energon_pack.dataset.pack_parts import group_files_by_pack
 from energon_pack.dataset.tar_writer import TarWriter
 from energon_pack.pack import pack
 from energon_pack.sources.storage import open_file
@@ -72,7 +72,7 @@ def write_shard(path: Path, members: Members) -> None:
 
 def write_index(path: Path) -> None:
     with open_file(path) as file:
-        packs = list(packs_in(TarScan(file)))
+        packs = list(group_files_by_pack(TarScan(file)))
     starts = [p.start for p in packs] + [p.end for p in packs[-1:]]
     path.with_suffix(".tar.idx").write_bytes(np.array(starts, "<u8").tobytes())
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from energon_pack.plan.note_counts import SampleNotes
+from energon_pack.plan.note_counts import SampleNoteCounts
 from energon_pack.plan.pack_lengths import TriedLength
 from energon_pack.plan.report import MediaFigures, Report
 from energon_pack.report.figures import Figures, FolderOutcome, LengthTrials, OverlongFacts, SourceFigures, SourceMedium
@@ -12,7 +12,7 @@ from energon_pack.report.pages.bars import Histogram
 LENS = {"min": 100, "p50": 1000, "p90": 2000, "p99": 4000, "max": 5000}
 #: 1,000 samples of images, all in 128 packs
 SOURCE = SourceFigures(
-    samples=1000, measured=1000, tokens=1_000_000, skipped_by_reason={}, noted=SampleNotes(),
+    samples=1000, measured=1000, tokens=1_000_000, skipped_by_reason={}, noted=SampleNoteCounts(),
     by_medium={"image": SourceMedium(1000, 1000, 1_000_000, 400_000, LENS)},
     token_len=Histogram([64, 1024, 8192], {"image": [500, 500]}), lens=LENS, num_supervised=400_000,
     visual_tokens=0, untrained=0,
@@ -46,7 +46,7 @@ def figures(source: dict[str, Any] | None = None, report: dict[str, Any] | None 
 
 def noted(**samples: int) -> dict[str, Any]:
     """What the source says where so many samples have a note."""
-    counts = SampleNotes()
+    counts = SampleNoteCounts()
     counts.samples.update(samples)
     return {"noted": counts}
 

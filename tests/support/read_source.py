@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from energon_pack.lengths.index import refuse_damaged_sources
-from energon_pack.samples.settings import ReadSettings, Take
+from energon_pack.samples.settings import PreferenceTake, ReadSettings
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources.reader import Reader
+from energon_pack.sources.reader import SourceReader
 from energon_pack.sources.sample import read_sample
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.source_file import IndexRow, rows_of
@@ -17,10 +17,10 @@ from energon_pack.sources.wds import index_metadata
 Read = tuple[list[str], list[bytes]] | str
 
 
-def read(path: Path, take: Take | None = None, **settings: Any) -> dict[str, Read]:
+def read(path: Path, take: PreferenceTake | None = None, **settings: Any) -> dict[str, Read]:
     """Every sample of a source, as packing reads it, by its key; `take`: of preference data."""
     found: dict[str, Read] = {}
-    with Reader() as reader:
+    with SourceReader() as reader:
         for shard in find_source(SourceConfig(path=str(path), **settings), str(path)).shards:
             table = shard.index()
             refuse_damaged_sources([(shard, index_metadata(table))])

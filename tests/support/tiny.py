@@ -11,7 +11,7 @@ from torch import Tensor
 from energon_pack.templates.full_processor import prepare_torchvision
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.joining import join
-from energon_pack.training.layout import IGNORE, Member, RowForm, neat
+from energon_pack.training.layout import IGNORE, Member, RowForm, lay_out_neat_rows
 from energon_pack.training.member_encoder import Encoded
 from energon_pack.training.rope import RopeRule, rope_positions
 
@@ -263,7 +263,7 @@ def make_batch(name: str, packs: Sequence[Sequence[Encoded]], **form: Any) -> Pa
     family = FAMILIES[name]
     rows = [[member.tokens for member in pack] for pack in packs]
     media = join(member.media for pack in packs for member in pack)
-    batch = PackedBatch(neat(rows, RowForm(rope=family.rope is not None, **form)) | media)
+    batch = PackedBatch(lay_out_neat_rows(rows, RowForm(rope=family.rope is not None, **form)) | media)
     batch.mask = family.mask
     return batch
 

@@ -27,8 +27,13 @@ from energon_pack.templates.families.meta_tensors import ShapesOnly
 from energon_pack.templates.families.sound_steps import LengthRangeCache
 from energon_pack.templates.families.stand_ins import BlankMedia
 from energon_pack.templates.full_processor import processor_class
-from energon_pack.templates.models import packaged_models, read_model_node
-from energon_pack.templates.processor import build_uncached_template, choice_of, load_saved_template, prepare_template
+from energon_pack.templates.models import packaged_models, read_model_config
+from energon_pack.templates.processor import (
+    build_uncached_template,
+    load_saved_template,
+    prepare_template,
+    read_media_rules_choice,
+)
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import MediaConfig
 from support.models import of_model
@@ -60,7 +65,7 @@ def test_another_familys_processor_is_refused_at_once(real: Path, processor: str
     same: dict[tuple[object, ...], bool] = {}  # models that differ in their names alone
     taken = set()
     for model in set(packaged_models()) - {"text"}:
-        node = read_model_node(model)
+        node = read_model_config(model)
         if node["template"] == AUTO:
             continue
         how = node["template"], node.get("factor"), node.get("add_special_tokens")
@@ -88,7 +93,7 @@ def test_a_real_processor_keeps_its_rules(
 ) -> None:
     """Rules that make tokens where the processor refuses would be put aside: slower, or without videos at all."""
     settings = of_model(family, real / "processors" / processor, trust_remote_code=True)
-    choice = choice_of(prepare_template(settings, tmp_path))
+    choice = read_media_rules_choice(prepare_template(settings, tmp_path))
     assert choice.template == family
     assert choice.num_compared.keys() == kinds
     assert choice.left_out.keys() <= {"uneven"}
@@ -151,7 +156,7 @@ def test_a_family_that_is_asked_takes_no_other_familys_processor(real: Path) -> 
     """`+model=phi4_multimodal` packed with any processor, whose media it counted right, for a model of another name."""
     need_torchvision()
     for name in packaged_models():
-        node = read_model_node(name)
+        node = read_model_config(name)
         if node["template"] != AUTO or name == AUTO:
             continue
         for processor in sorted((real / "processors").iterdir()):

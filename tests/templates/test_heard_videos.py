@@ -12,7 +12,7 @@ import pytest
 
 from energon_pack.errors import PackError
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.prepared import prepared_media, processor_arguments, sound_arguments
+from energon_pack.samples.media.prepared import prepare_media_for_processor, processor_arguments, sound_arguments
 from energon_pack.samples.media.read_media import probe, with_requested_settings
 from energon_pack.samples.media.streams import decode_audio
 from energon_pack.samples.member import SampleOptions
@@ -21,13 +21,13 @@ from energon_pack.templates.build import build
 from energon_pack.templates.choose_rules import build_with_best_rules
 from energon_pack.templates.families.asked_processor import ProcessorProbe
 from energon_pack.templates.families.stand_ins import blank_spectrogram_method
-from energon_pack.templates.full_processor import full_processor
+from energon_pack.templates.full_processor import load_full_processor
 from energon_pack.templates.identity import HEARD_VIDEOS
 from energon_pack.templates.processor_inputs import full_processor_ids
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import MediaConfig
 from energon_pack.templates.template import Template
-from energon_pack.templates.trial import Trial
+from energon_pack.templates.trial import ProcessorTrial
 from support import processors
 from support.models import of_model
 from support.running import need_torchvision
@@ -90,14 +90,14 @@ CLIPS = [
 def test_tokens_are_the_processors(tmp_path: Path, write: Callable[[Path], Path], media: str) -> None:
     """Each container, sounds that are shorter and longer than the pictures; behind an image and a sound, too."""
     template = template_of(write, tmp_path, media=MediaConfig(video=media, fps=1.0 if media == "fps" else None))
-    full = full_processor(template.spec.processor)
+    full = load_full_processor(template.spec.processor)
     for number, (format, codec, num_frames, fps, num_samples, rate) in enumerate(CLIPS):
         files = [video_with_sound(num_frames, fps, num_samples, rate, format, codec)]
         if number % 2:
             files = [sound(7000, 22_050), *files, video_with_sound(6, 2, 30_000)]
         sample = asked(looked_at(*files))
         given = processor_arguments(
-            template.input_rules, prepared_media(template.input_rules, template.seen(sample.media), files)
+            template.input_rules, prepare_media_for_processor(template.input_rules, template.seen(sample.media), files)
         )
         ids = template.encode(sample).ids
         assert ids == full_processor_ids(full, template, sample, given)
@@ -109,12 +109,12 @@ def test_seconds_are_those_of_the_run(tmp_path: Path) -> None:
     """By `media.fps` the class places sounds, and numbers frames: with its default they would come too early."""
     template = template_of(processors.qwen2_5_omni, tmp_path, media=MediaConfig(video="fps", fps=1.0))
     data = video(30)
-    made = full_processor(template.spec.processor)(
+    made = load_full_processor(template.spec.processor)(
         text=["<|vision_bos|><|VIDEO|><|vision_eos|>"],
         return_tensors="pt",
         **processor_arguments(
             template.input_rules,
-            prepared_media(template.input_rules, template.seen(looked_at(data, heard=False)), [data]),
+            prepare_media_for_processor(template.input_rules, template.seen(looked_at(data, heard=False)), [data]),
         ),
     )
     assert made["video_second_per_grid"].tolist() == [2.0]
@@ -152,7 +152,7 @@ def test_sounds_come_in_the_order_of_their_placeholders(tmp_path: Path) -> None:
     assert (found["audio"], found["audio_from_video_indices"]) == (["first", "track", "last"], [None, 1, None])
     assert sound_arguments(["video", "audio"], [None], ["first"]) == {"audio": ["first"]}
     assert sound_arguments(["video"], [None], []) == {}
-    full = full_processor(template_of(processors.qwen2_5_omni, tmp_path).spec.processor)
+    full = load_full_processor(template_of(processors.qwen2_5_omni, tmp_path).spec.processor)
     parts = [{"type": "audio", "audio": np.zeros(9)}, {"type": "video", "video": "a.mp4"}]
     theirs = full._multimodal_inputs_from_conversations([[{"role": "user", "content": parts}]], {}, True)[-1]
     ours = sound_arguments(["audio", "video"], ["track"], ["first"])
@@ -181,7 +181,8 @@ def test_a_wrong_interleaving_is_seen_before_any_sample(tmp_path: Path, monkeypa
     folder = processors.qwen2_5_omni(tmp_path / "processor")
     settings = of_model("auto", folder)
     monkeypatch.setattr(
-        "energon_pack.templates.choose_rules.Trial", partial(Trial, lists=[(), ("video",), (HEARD_VIDEOS,)])
+        "energon_pack.templates.choose_rules.ProcessorTrial",
+        partial(ProcessorTrial, lists=[(), ("video",), (HEARD_VIDEOS,)]),
     )
     template, choice = build_with_best_rules(settings, folder)
     assert choice.left_out.get(HEARD_VIDEOS) is None
@@ -207,12 +208,12 @@ def test_lengths_are_the_processors(tmp_path: Path, write: Callable[[Path], Path
     """A second of sound by head, and odd lengths and rates, beyond the 30 seconds that Qwen2-Audio hears, too."""
     template = build(of_model("shapes", folder := write(tmp_path / "processor")), folder)
     assert template.render(Sample(TURNS, [Media("audio", num_samples=16_000, rate=16_000)])).num_audio_tokens == second
-    full = full_processor(template.spec.processor)
+    full = load_full_processor(template.spec.processor)
     for num_samples, rate in ((16_001, 16_000), (7000, 8000), (50_123, 48_000), (510_000, 16_000)):
         data = sound(num_samples, rate)
         sample = Sample(TURNS, [Media("audio", extension="wav", num_samples=num_samples, rate=rate)])
         made = processor_arguments(
-            template.input_rules, prepared_media(template.input_rules, template.seen(sample.media), [data])
+            template.input_rules, prepare_media_for_processor(template.input_rules, template.seen(sample.media), [data])
         )
         assert template.encode(sample).ids == full_processor_ids(full, template, sample, made)
         ids = template.encode(sample).ids
@@ -222,7 +223,7 @@ def test_lengths_are_the_processors(tmp_path: Path, write: Callable[[Path], Path
 def test_nobody_listens_to_them(tmp_path: Path) -> None:
     """The spectrogram takes 20 ms of each clip; without values it takes none, and has the same shape."""
     template = build(of_model("shapes", folder := processors.qwen2_audio(tmp_path / "processor")), folder)
-    extractor = full_processor(template.spec.processor).feature_extractor
+    extractor = load_full_processor(template.spec.processor).feature_extractor
     ((name, stand_in),) = blank_spectrogram_method(extractor).items()
     samples = np.zeros((1, 12_345), np.float32)
     assert stand_in(samples, "cpu").shape == getattr(extractor, name)(samples, "cpu").shape == (1, 8, 77)
@@ -234,7 +235,7 @@ def test_a_damaged_sound_is_not_trained_on(tmp_path: Path) -> None:
     template = build(of_model("shapes", folder := processors.qwen2_audio(tmp_path / "processor")), folder)
     media = [Media("audio", extension="wav", num_samples=9000, rate=16_000)]
     with pytest.raises(ValueError, match="a sound has 8000 samples, and 9000 by its header"):
-        prepared_media(template.input_rules, template.seen(media), [sound(8000)])
+        prepare_media_for_processor(template.input_rules, template.seen(media), [sound(8000)])
     assert len(decode_audio(sound(8000), 16_000)) == 8000
 
 

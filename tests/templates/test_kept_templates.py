@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from energon_pack.templates.processor import (
-    choice_of,
-    identity_of,
     load_saved_template,
     prepare_template,
+    read_media_rules_choice,
+    read_template_identity,
     saved_template_folder,
 )
 from energon_pack.templates.settings import TemplateSettings
@@ -44,7 +44,10 @@ def test_another_cache_gets_the_same_template(settings: TemplateSettings, tmp_pa
     assert copied is not None
     assert Path(copied).parent == tmp_path / "second" / "templates"
     assert files_in(copied) == files_in(made) == files_in(os.fspath(user / Path(made).name))
-    assert (choice_of(copied), identity_of(copied)) == (choice_of(made), identity_of(made))
+    assert (read_media_rules_choice(copied), read_template_identity(copied)) == (
+        read_media_rules_choice(made),
+        read_template_identity(made),
+    )
     assert load_saved_template(copied).fingerprint == load_saved_template(made).fingerprint
 
 

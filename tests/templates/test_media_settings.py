@@ -19,16 +19,16 @@ from PIL import Image
 from energon_pack.samples.conversation import options_of
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.prepared import prepared_media
+from energon_pack.samples.media.prepared import prepare_media_for_processor
 from energon_pack.samples.media.read_media import media_seen_by_model, probe, with_requested_settings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.families.rules import FrameSampling
-from energon_pack.templates.full_processor import full_processor
-from energon_pack.templates.preparation import Preparation
+from energon_pack.templates.full_processor import load_full_processor
+from energon_pack.templates.preparation import MediaPreparation
 from energon_pack.templates.processor import load_saved_template, prepare_template
 from energon_pack.templates.processor_inputs import full_processor_ids
 from energon_pack.templates.sample import Sample
-from energon_pack.templates.settings import Alpha, MediaConfig
+from energon_pack.templates.settings import MediaConfig, TransparentPixelColour
 from energon_pack.templates.template import Template
 from support.labels.media_meaning import frames_by, size_by
 from support.models import of_model
@@ -152,7 +152,7 @@ def test_settings_of_all_media_are_for_those_they_make_sense_of() -> None:
 def test_models_without_squares_of_pixels_refuse_them() -> None:
     """Nothing is ignored: the sample is left out, with the model's name and what to do."""
     rules: Any = SimpleNamespace(settings={}, frames=FrameSampling({}))
-    other = Preparation("internvl", MediaConfig(), rules)
+    other = MediaPreparation("internvl", MediaConfig(), rules)
     with pytest.raises(Skip, match=r"max_pixels of a medium .* model.template=internvl: take it out") as skip:
         other.prepared(asked(IMAGE, max_pixels=9000), 0)
     assert skip.value.reason is Reason.UNSUPPORTED_MEDIA
@@ -185,7 +185,7 @@ def drawn(rng: random.Random, kind: str) -> dict[str, Any]:
 @once
 def processor_and_template(name: str, route: str, cache: Path) -> tuple[Any, Template]:
     template = template_of(REAL / "processors" / name, cache, MODELS[name], image=route, video=route)
-    return full_processor(template.spec.processor), template
+    return load_full_processor(template.spec.processor), template
 
 
 def compare(name: str, route: str, cache: Path, num: int, seed: int) -> tuple[int, int]:
@@ -250,7 +250,9 @@ def test_the_pixels_of_training_are_those_that_were_counted(template: Template) 
     ]
     frames = [Image.new("RGB", (320, 240))] * 300
     clip = media[1]
-    prepared = prepared_media(template.input_rules, template.seen(media[:1]), [Image.new("RGB", (1000, 700))])
+    prepared = prepare_media_for_processor(
+        template.input_rules, template.seen(media[:1]), [Image.new("RGB", (1000, 700))]
+    )
     assert [image.size for image in prepared.values] == [(252, 168)]
     shown = template.prepare_frames(frames[:2], clip.settings)
     assert shown[0].size == (template.prepared(clip, 2).width, template.prepared(clip, 2).height) != (320, 240)
@@ -267,19 +269,19 @@ def image_file(mode: str, colour: Any, orientation: int = 1, **how: Any) -> Lazy
     return LazyImage(file.getvalue(), "0.png")
 
 
-def preparation(**media: Any) -> Preparation:
+def preparation(**media: Any) -> MediaPreparation:
     rules: Any = SimpleNamespace(settings={"factor": 28}, frames=FrameSampling({}), rate=0)
-    return Preparation("qwen_vl", MediaConfig(**media), rules)
+    return MediaPreparation("qwen_vl", MediaConfig(**media), rules)
 
 
 @pytest.mark.parametrize(
     ("media", "rgba", "la", "paletted"),
     [
         ({}, (200, 0, 0), (9, 9, 9), (7, 8, 9)),  # as in transformers, the colours that are stored there
-        ({"alpha": Alpha.white}, (255, 255, 255), (255, 255, 255), (255, 255, 255)),
-        ({"alpha": Alpha.black}, (0, 0, 0), (0, 0, 0), (0, 0, 0)),
+        ({"alpha": TransparentPixelColour.white}, (255, 255, 255), (255, 255, 255), (255, 255, 255)),
+        ({"alpha": TransparentPixelColour.black}, (0, 0, 0), (0, 0, 0), (0, 0, 0)),
         ({"image": "qwen_vl_utils"}, (255, 255, 255), (9, 9, 9), (7, 8, 9)),  # as in that package, RGBA alone
-        ({"image": "qwen_vl_utils", "alpha": Alpha.black}, (0, 0, 0), (0, 0, 0), (0, 0, 0)),
+        ({"image": "qwen_vl_utils", "alpha": TransparentPixelColour.black}, (0, 0, 0), (0, 0, 0), (0, 0, 0)),
     ],
 )
 def test_what_is_behind_transparent_pixels(media: dict[str, Any], rgba: Any, la: Any, paletted: Any) -> None:
@@ -300,7 +302,11 @@ def test_what_is_behind_transparent_pixels(media: dict[str, Any], rgba: Any, la:
 
 def test_packs_of_two_backgrounds_are_not_one_dataset(template: Template) -> None:
     """Their lengths are equal; mixed in one training, one of them would get the other's pixels."""
-    white = Template(replace(template.spec, media=MediaConfig(alpha=Alpha.white)), template.rules, template.tokenizer)
+    white = Template(
+        replace(template.spec, media=MediaConfig(alpha=TransparentPixelColour.white)),
+        template.rules,
+        template.tokenizer,
+    )
     assert white.fingerprint != template.fingerprint
 
 
@@ -338,8 +344,8 @@ def test_frames_of_another_size_are_named(template: Template) -> None:
     """A film may say in its frames alone that it is turned (H.264 can): its header counted other tokens."""
     data = video(4, 64, 48)
     medium = probe(io.BytesIO(data))
-    (clip,) = prepared_media(template.input_rules, template.seen([medium]), [data]).values
+    (clip,) = prepare_media_for_processor(template.input_rules, template.seen([medium]), [data]).values
     assert clip.frames.shape == (4, 48, 64, 3)
     turned = template.seen([replace(medium, width=48, height=64)])
     with pytest.raises(ValueError, match=r"its picture is 64×48, and 48×64 by its header when it was measured"):
-        prepared_media(template.input_rules, turned, [data])
+        prepare_media_for_processor(template.input_rules, turned, [data])

@@ -18,8 +18,8 @@ from energon_pack.templates.families.qwen_vl import QwenVL
 from energon_pack.templates.families.rules import positive_int
 from energon_pack.templates.full_processor import quiet_transformers
 from energon_pack.templates.identity import MIXED_MEDIA, UNEVEN_VIDEOS
-from energon_pack.templates.processor import build_uncached_template, choice_of, prepare_template
-from energon_pack.templates.trial import Trial
+from energon_pack.templates.processor import build_uncached_template, prepare_template, read_media_rules_choice
+from energon_pack.templates.trial import ProcessorTrial
 from support.marks import first_of
 from support.models import of_model
 from support.processors import change, glm4v, llava_next, ovis2, paddleocr_vl, pixtral, template_of, write_tokenizer
@@ -221,7 +221,7 @@ def test_an_argument_that_nothing_reads_is_named(tmp_path: Path) -> None:
     assert [line for line in choice.lines("auto") if "processor_kwargs" in line] == [
         "model.processor_kwargs.max_pachtes: Ovis2Processor has no such setting"
     ]
-    assert choice_of(prepare_template(settings, tmp_path / "cache")).unread == ["max_pachtes"]
+    assert read_media_rules_choice(prepare_template(settings, tmp_path / "cache")).unread == ["max_pachtes"]
 
 
 @pytest.mark.parametrize("name", REMOTE)
@@ -291,7 +291,13 @@ def test_kinds_that_few_samples_have_are_tried_with_enough_frames(kind: str) -> 
 
     So Gemma 4 took no sample with an image and a video: all clips that its trial drew beside an image were short.
     """
-    clips = [medium for one in Trial().samples if one.kind == kind for medium in one.sample.media if medium.num_frames]
+    clips = [
+        medium
+        for one in ProcessorTrial().samples
+        if one.kind == kind
+        for medium in one.sample.media
+        if medium.num_frames
+    ]
     assert len({clip.num_frames for clip in clips}) > 1
     assert all(clip.num_frames >= 32 and clip.num_frames / clip.fps >= 1 for clip in clips)
 
@@ -338,7 +344,7 @@ def test_rules_that_count_other_features_are_no_longer_exact(
     """Only texts were compared: `internvl` and `shapes` packed 3 and 0 of 19 samples of one set."""
     need_torchvision()
     template = build_uncached_template(of_model("qwen_vl", demo[1]))
-    trial = Trial(lists=[(), ("image",)])
+    trial = ProcessorTrial(lists=[(), ("image",)])
     assert trial.outcomes(template)["image"].is_exact
     own = QwenVL.expand
     monkeypatch.setattr(QwenVL, "expand", lambda *given: (own(*given)[0], own(*given)[1] + 2))
@@ -356,5 +362,5 @@ def test_a_choice_that_means_nothing_here_is_made_again(
     prepare_template(settings, tmp_path / "first")
     (file,) = (tmp_path / "energon_pack" / "choices").iterdir()
     file.write_text(json.dumps(kept))
-    assert choice_of(prepare_template(settings, tmp_path / "second")).template == "text"
+    assert read_media_rules_choice(prepare_template(settings, tmp_path / "second")).template == "text"
     assert "is made again" in caplog.text

@@ -17,8 +17,8 @@ from energon_pack.samples.media.kinds import AUDIO, IMAGE, VIDEO
 from energon_pack.sources.storage import resolve_source_entry
 from energon_pack.templates.families import AUTO, FAMILIES
 from energon_pack.templates.full_processor import find_or_download_folder
-from energon_pack.templates.models import model_name_of, packaged_models, read_model_node
-from energon_pack.templates.processor import choice_of, prepare_template
+from energon_pack.templates.models import model_name_of, packaged_models, read_model_config
+from energon_pack.templates.processor import prepare_template, read_media_rules_choice
 from support.models import of_model
 from support.running import ROOT, command, need_torchvision
 
@@ -41,7 +41,7 @@ _CLASSES = {
 CLASSES = _CLASSES | {
     name: node["processor_class"].removesuffix("Processor")
     for name in packaged_models()
-    if "processor_class" in (node := read_model_node(name))
+    if "processor_class" in (node := read_model_config(name))
 }
 
 
@@ -56,7 +56,7 @@ def rows() -> Iterator[tuple[str, list[str]]]:
 @pytest.mark.parametrize("name", packaged_models())
 def test_each_yaml_is_a_model(name: str) -> None:
     """A key that is none, or a value of no meaning, would end the run of whoever takes the model at its word."""
-    node = read_model_node(name)
+    node = read_model_config(name)
     merged = OmegaConf.to_container(OmegaConf.merge(OmegaConf.structured(ModelConfig), node), enum_to_str=True)
     assert isinstance(merged, dict)
     assert merged["name"] == name
@@ -76,7 +76,7 @@ def test_the_page_has_each_model() -> None:
     found = dict(rows())
     assert sorted(found) == packaged_models()
     for name, (_, _, mask, rope) in found.items():
-        node = read_model_node(name)
+        node = read_model_config(name)
         assert (mask, rope) == (node["mask"], node["rope"]), name
 
 
@@ -114,7 +114,7 @@ SEEING = [row for row in rows() if row[0] in CLASSES and row[1][:2] != ["–", "
 @pytest.mark.parametrize(("name", "cells"), SEEING)
 def test_what_counts_each_models_media(dummies: Path, tmp_path: Path, name: str, cells: list[str]) -> None:
     """`rules`, `shapes` or `pixels`, for each kind of media, with a small processor of the model's class."""
-    node, folder = read_model_node(name), dummies / f"{CLASSES[name]}Processor"
+    node, folder = read_model_config(name), dummies / f"{CLASSES[name]}Processor"
     if not folder.is_dir():
         pytest.skip("its class needs a package that is not here")
     settings = of_model(
@@ -127,7 +127,7 @@ def test_what_counts_each_models_media(dummies: Path, tmp_path: Path, name: str,
         with pytest.raises(PackError, match="cross-attention"):
             prepare_template(settings, tmp_path)
         return
-    choice = choice_of(prepare_template(settings, tmp_path))
+    choice = read_media_rules_choice(prepare_template(settings, tmp_path))
     by = choice.template if choice.template in ("shapes", "pixels") else "rules"
     assert dict.fromkeys(choice.num_compared.keys() & {"image", "video"}, by) == wanted, choice
 

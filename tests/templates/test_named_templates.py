@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from energon_pack.errors import PackError
-from energon_pack.templates.full_processor import files_state, full_processor
+from energon_pack.templates.full_processor import files_state, load_full_processor
 from energon_pack.templates.processor import build_uncached_template, load_saved_template, prepare_template
 from energon_pack.templates.processor_inputs import full_processor_ids
 from energon_pack.templates.sample import Sample
@@ -69,7 +69,7 @@ def folder_of(demo: tuple[Path, Path], tmp_path: Path) -> Make:
 
 def by_itself(template: Template, sample: Sample) -> list[int]:
     need_torchvision()
-    return full_processor_ids(full_processor(template.spec.processor), template, sample, {})
+    return full_processor_ids(load_full_processor(template.spec.processor), template, sample, {})
 
 
 @pytest.mark.parametrize("default", [DEFAULT, WITH_CALLS])

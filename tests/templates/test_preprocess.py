@@ -20,13 +20,13 @@ from energon_pack.samples.placeholders import place_media
 from energon_pack.templates.families.qwen_vl import _FirstToLastFrames, _WholePatchFrames
 from energon_pack.templates.families.rules import FrameSampling
 from energon_pack.templates.families.tiles import _IntegerSteps
-from energon_pack.templates.preparation import Preparation
+from energon_pack.templates.preparation import MediaPreparation
 from energon_pack.templates.preprocess import (
     IMAGE_PREPROCESSORS,
     KEY_READERS,
     check_media_config,
     image_preprocessor,
-    refuse_unread_limit,
+    refuse_ignored_frame_limits,
     video_settings,
 )
 from energon_pack.templates.processor import load_saved_template, prepare_template
@@ -39,9 +39,9 @@ from support.running import ROOT
 SETTINGS: dict[str, Any] = {"longest_side": 200, "max_pixels": 20_000, "crop_width": 150, "crop_height": 90}
 
 
-def preparation(name: str) -> Preparation:
+def preparation(name: str) -> MediaPreparation:
     rules: Any = SimpleNamespace(settings={"factor": 28}, rate=0)
-    return Preparation("qwen_vl", MediaConfig(image=name, **SETTINGS), rules)
+    return MediaPreparation("qwen_vl", MediaConfig(image=name, **SETTINGS), rules)
 
 
 @pytest.mark.parametrize(
@@ -215,4 +215,4 @@ def test_limits_of_frames_that_no_rule_reads_are_refused(rule: Any, media: dict[
         settings |= {"do_sample_frames": True, "fps": 2}
     frames = rule(settings, 2) if rule is _WholePatchFrames else rule(settings)
     with nullcontext() if is_kept else pytest.raises(PackError, match=r"media.m.._frames=\d does nothing: by media"):
-        refuse_unread_limit(config, frames.choose)
+        refuse_ignored_frame_limits(config, frames.choose)

@@ -8,7 +8,7 @@ from PIL import Image
 
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.prepared import PreparedMedia, processor_arguments
-from energon_pack.templates.full_processor import full_processor
+from energon_pack.templates.full_processor import load_full_processor
 from energon_pack.templates.processor import build_uncached_template
 from energon_pack.templates.processor_inputs import full_processor_ids
 from energon_pack.templates.sample import Sample
@@ -83,7 +83,7 @@ def sample_of(*sizes: tuple[int, int]) -> Sample:
 def ids_of_full(template: Template, sample: Sample) -> list[int]:
     images = [Image.fromarray(np.zeros((m.height, m.width, 3), np.uint8)) for m in sample.media]
     media = processor_arguments(template.input_rules, PreparedMedia(["image"] * len(images), images))
-    return full_processor_ids(full_processor(template.spec.processor), template, sample, media)
+    return full_processor_ids(load_full_processor(template.spec.processor), template, sample, media)
 
 
 @pytest.mark.parametrize("code", [UNNAMED, NESTED, PADDING], ids=["unnamed", "nested", "padding"])

@@ -294,9 +294,9 @@ def test_a_folder_without_image_settings_is_refused(demo: tuple[Path, Path], tmp
 
 
 def test_the_demo_is_made_the_same_every_time(demo: tuple[Path, Path], tmp_path: Path) -> None:
-    from energon_pack.sources.demo import make_demo
+    from energon_pack.sources.demo import make_demo_source_and_processor
 
-    source, processor = make_demo(tmp_path)
+    source, processor = make_demo_source_and_processor(tmp_path)
     for again, first in ((Path(source), demo[0]), (Path(processor), demo[1])):
         assert {f.name: f.read_bytes() for f in again.iterdir()} == {f.name: f.read_bytes() for f in first.iterdir()}
 

@@ -20,7 +20,7 @@ from energon_pack.samples.media.read_media import media_seen_by_model, probe, wi
 from energon_pack.samples.media.streams import decode_frames
 from energon_pack.templates.families.qwen_vl import QwenVL
 from energon_pack.templates.families.rules import ProcessorSettings
-from energon_pack.templates.preparation import Preparation
+from energon_pack.templates.preparation import MediaPreparation
 from energon_pack.templates.settings import MediaConfig
 from support.films import COVER, Pictures, film, with_cover_first
 from support.labels.in_environments import run
@@ -29,7 +29,7 @@ from support.samples import sound
 pytestmark = pytest.mark.slow
 
 PATCHES = {"patch_size": 14, "merge_size": 2, "size": {"shortest_edge": 3136, "longest_edge": 1_000_000}}
-PREPARE = Preparation(
+PREPARE = MediaPreparation(
     "qwen_vl",
     MediaConfig(image="qwen_vl_utils", video="qwen_vl_utils"),
     QwenVL(ProcessorSettings(image=PATCHES, video=PATCHES)),

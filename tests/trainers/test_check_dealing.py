@@ -7,7 +7,12 @@ import pytest
 from torch.utils.data import DataLoader
 
 from energon_pack import PackError
-from energon_pack.trainers.check_dealing import breaking_setting, check_dealing, check_dealt_rows, in_order_setting
+from energon_pack.trainers.check_dealing import (
+    check_dealt_rows,
+    check_packs_dealt_to_ranks,
+    find_setting_for_row_order,
+    find_setting_that_breaks_packs,
+)
 from energon_pack.trainers.dealer import ranks_to_deal_to
 
 
@@ -24,7 +29,7 @@ from energon_pack.trainers.dealer import ranks_to_deal_to
     ],
 )
 def test_settings_that_break_packs_are_named(settings: dict[str, Any], said: str) -> None:
-    found = breaking_setting(of(**settings))
+    found = find_setting_that_breaks_packs(of(**settings))
     assert said in found
     assert bool(said) is bool(found)
 
@@ -37,13 +42,17 @@ def of(ranks: int = 1, parallelism: Any = None, finetuning: Any = None, **settin
 
 def test_settings_elsewhere_than_in_the_arguments_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU Accelerate knows of other ranks with use_cpu alone, and each would take all packs."""
-    assert breaking_setting(of(2, SimpleNamespace(cp_size=2, sp_size=1))).startswith("cp_size=2")
-    assert breaking_setting(of(2, average_tokens_across_devices=False)).endswith("average_tokens_across_devices=True")
-    assert breaking_setting(of(1, average_tokens_across_devices=False)) == ""
-    assert breaking_setting(of(finetuning=SimpleNamespace(use_dft_loss=True))).endswith("use_dft_loss=False")
+    assert find_setting_that_breaks_packs(of(2, SimpleNamespace(cp_size=2, sp_size=1))).startswith("cp_size=2")
+    assert find_setting_that_breaks_packs(of(2, average_tokens_across_devices=False)).endswith(
+        "average_tokens_across_devices=True"
+    )
+    assert find_setting_that_breaks_packs(of(1, average_tokens_across_devices=False)) == ""
+    assert find_setting_that_breaks_packs(of(finetuning=SimpleNamespace(use_dft_loss=True))).endswith(
+        "use_dft_loss=False"
+    )
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert "Accelerate knows of 1: on a CPU use_cpu=True" in breaking_setting(of(1))
-    assert breaking_setting(of(2)) == ""
+    assert "Accelerate knows of 1: on a CPU use_cpu=True" in find_setting_that_breaks_packs(of(1))
+    assert find_setting_that_breaks_packs(of(2)) == ""
 
 
 @pytest.mark.parametrize(
@@ -112,7 +121,7 @@ def test_epochs_that_never_arrive_are_noticed(loader: Any, num: int) -> None:
     """Every epoch would have the packs of the first; looking leaves the epoch as it was."""
     data = Epochs([0, 1])
     trainer = SimpleNamespace(train_dataset=data, args=SimpleNamespace(), accelerator=SimpleNamespace(num_processes=1))
-    line = check_dealing(trainer, loader(data))
+    line = check_packs_dealt_to_ranks(trainer, loader(data))
     assert line.count("set_epoch never arrives") == num
     assert data.epoch == 0
     data.set_epoch(3)
@@ -126,9 +135,9 @@ def test_epochs_of_the_trainer_over_rows_of_one_are_noticed() -> None:
     data = Columns(range(4))
     args = SimpleNamespace(num_train_epochs=3.0, max_steps=-1)
     trainer = SimpleNamespace(train_dataset=data, args=args, accelerator=SimpleNamespace(num_processes=1))
-    assert "as_dataset(epochs=3) and num_train_epochs=1" in check_dealing(trainer, DataLoader(data))  # type: ignore[arg-type]
+    assert "as_dataset(epochs=3) and num_train_epochs=1" in check_packs_dealt_to_ranks(trainer, DataLoader(data))  # type: ignore[arg-type]
     args.max_steps = 5
-    assert "epochs" not in check_dealing(trainer, DataLoader(data))  # type: ignore[arg-type]
+    assert "epochs" not in check_packs_dealt_to_ranks(trainer, DataLoader(data))  # type: ignore[arg-type]
 
 
 def test_a_loader_that_reads_the_share_of_one_rank_is_refused() -> None:
@@ -138,16 +147,16 @@ def test_a_loader_that_reads_the_share_of_one_rank_is_refused() -> None:
         train_dataset=iter(()), args=SimpleNamespace(), accelerator=SimpleNamespace(num_processes=2)
     )
     with pytest.raises(PackError, match=r"its own share alone.*LazyPackedDataset or packs on disk"):
-        check_dealing(trainer, dispatcher())
+        check_packs_dealt_to_ranks(trainer, dispatcher())
     trainer.accelerator.num_processes = 1
-    assert check_dealing(trainer, dispatcher()) == "a stream for 1 rank"
+    assert check_packs_dealt_to_ranks(trainer, dispatcher()) == "a stream for 1 rank"
     with pytest.raises(PackError, match="dispatch_batches"):
-        check_dealing(trainer, type("DataLoaderDispatcher", (), {})())
+        check_packs_dealt_to_ranks(trainer, type("DataLoaderDispatcher", (), {})())
 
 
 def test_the_setting_that_keeps_the_order_is_the_trainer_s_own() -> None:
     """TRL, LLaMA-Factory and axolotl are subclasses of transformers' Trainer, and shuffle by settings of their own."""
     theirs = type("Trainer", (), {"__module__": "transformers.trainer"})
     swift = type("Seq2SeqTrainer", (theirs,), {"__module__": "swift.trainers.seq2seq_trainer"})
-    assert in_order_setting(theirs()) == 'train_sampling_strategy="sequential"'
-    assert in_order_setting(swift()) == "train_dataloader_shuffle=False"
+    assert find_setting_for_row_order(theirs()) == 'train_sampling_strategy="sequential"'
+    assert find_setting_for_row_order(swift()) == "train_dataloader_shuffle=False"

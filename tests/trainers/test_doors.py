@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader, RandomSampler
 
 from energon_pack import PackError, guard
 from energon_pack.dataset.packing_template import load_template
-from energon_pack.plan.settings import Layout, Share
-from energon_pack.samples.settings import Take
+from energon_pack.plan.settings import Layout, SharedBeginnings
+from energon_pack.samples.settings import PreferenceTake
 from energon_pack.trainers.check import check_trainer
 from energon_pack.trainers.collator import Collator, dataset_hash, weighted
 from energon_pack.trainers.on_disk import PackedDataset
@@ -311,9 +311,9 @@ def test_deepspeed_is_checked_before_it_has_an_engine(demo_packs: PackedDataset,
 
 #: what each kind of packs is packed with
 KINDS: dict[str, dict[str, Any]] = {
-    "trees": {"packing__share": Share.prefix, "packing__share_min_tokens": 1},
+    "trees": {"packing__share": SharedBeginnings.prefix, "packing__share_min_tokens": 1},
     "weights": {},
-    "pairs": {"source__take": Take.both},
+    "pairs": {"source__take": PreferenceTake.both},
     "thd": {"packing__layout": Layout.thd, "packing__pad_to_multiple_of": 8},
 }
 LOOPS = ("verl", "torchtune", "torchtitan")

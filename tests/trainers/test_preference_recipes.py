@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from energon_pack.config import Rope
-from energon_pack.plan.settings import GroupBy, Share
-from energon_pack.samples.settings import Take
+from energon_pack.plan.settings import GroupBy, SharedBeginnings
+from energon_pack.samples.settings import PreferenceTake
 from energon_pack.steps.topology import Topology
 from support.packed import demo_config, packed
 from support.pairs import CLASSES, PairsOfClass, pack_pairs_of, write_pairs
@@ -34,13 +34,17 @@ def model(demo: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture(scope="module")
-def sets(model: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Share, Path]:
+def sets(model: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[SharedBeginnings, Path]:
     """Pairs of texts, several turns, thoughts, images and videos, with and without shared prompts."""
     folder, made = tmp_path_factory.mktemp("pairs"), {}
     (folder / "source").mkdir()
     source = write_pairs(folder / "source", NUM_PAIRS, num_videos=4, thinks=True)
-    for share in (Share.prefix, Share.none):
-        settings: dict[str, Any] = {"source__take": Take.both, "packing__share": share, "model__rope": Rope.qwen2_5_vl}
+    for share in (SharedBeginnings.prefix, SharedBeginnings.none):
+        settings: dict[str, Any] = {
+            "source__take": PreferenceTake.both,
+            "packing__share": share,
+            "model__rope": Rope.qwen2_5_vl,
+        }
         settings |= {"packing__max_token_len": 1024, "packing__share_min_tokens": 1}
         settings |= {"packing__group_by": GroupBy.none, "packing__topology": Topology(data_parallel=2)}
         made[share] = packed(demo_config((source, model), cache, folder / share.value, source, **settings))
@@ -104,10 +108,10 @@ def trained(words: list[Any], ranks: int, folder: Path, name: str) -> list[tuple
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("kind", "first"), [("sigmoid", 0.693147), ("ipo", 25), ("hinge", 1)])
 def test_ranks_with_unequal_pairs_train_alike_and_go_on_on_others(
-    model: Path, sets: dict[Share, Path], tmp_path: Path, kind: str, first: float
+    model: Path, sets: dict[SharedBeginnings, Path], tmp_path: Path, kind: str, first: float
 ) -> None:
     """One rank with two packs a step, two ranks with one each, and one rank that goes on after two."""
-    folder, reference = sets[Share.prefix], tmp_path / "reference.npz"
+    folder, reference = sets[SharedBeginnings.prefix], tmp_path / "reference.npz"
     own: list[str | Path] = ["--model", model, "--device", "cpu"]
     done = command(ROOT / "recipes" / "reference_logps.py", folder, reference, *own, cwd=ROOT)
     assert f"{NUM_PAIRS} pairs" in done.stdout, done.stderr
@@ -128,9 +132,9 @@ def test_ranks_with_unequal_pairs_train_alike_and_go_on_on_others(
     assert [loss for loss, _ in again] == pytest.approx([loss for loss, _ in two[2:]], rel=1e-5)
 
 
-def test_a_trainer_of_trl_trains_on_packs(model: Path, sets: dict[Share, Path], tmp_path: Path) -> None:
+def test_a_trainer_of_trl_trains_on_packs(model: Path, sets: dict[SharedBeginnings, Path], tmp_path: Path) -> None:
     """Its first step has the loss of a policy that is the reference, over all pairs of the step: log 2."""
-    folder, reference = sets[Share.prefix], tmp_path / "reference.npz"
+    folder, reference = sets[SharedBeginnings.prefix], tmp_path / "reference.npz"
     words: list[str | Path] = [folder, reference, "--model", model, "--device", "cpu"]
     done = command(ROOT / "recipes" / "reference_logps.py", *words, cwd=tmp_path)
     assert f"{NUM_PAIRS} pairs" in done.stdout, done.stderr

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from energon_pack.training.batch_members import find_members
+from energon_pack.training.batch_members import find_member_boundaries
 from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.guards import guard
 from support.tiny import make_batch, make_members, make_model
@@ -37,12 +37,12 @@ M_ROPE = POSITIONS.expand(3, 2, 8)
     ],
 )
 def test_each_input_says_the_same_members(inputs: dict[str, Tensor]) -> None:
-    spans = find_members({"input_ids": IDS, **inputs}).spans
+    spans = find_member_boundaries({"input_ids": IDS, **inputs}).spans
     assert [(one.row, one.start, one.end) for one in spans] == PLACES
 
 
 def test_members_are_given_where_no_input_says_them() -> None:
-    spans = find_members({"input_ids": IDS, "attention_mask": torch.ones_like(IDS)}, GIVEN).spans
+    spans = find_member_boundaries({"input_ids": IDS, "attention_mask": torch.ones_like(IDS)}, GIVEN).spans
     assert [(one.row, one.start, one.end) for one in spans] == PLACES
 
 
@@ -50,12 +50,12 @@ def test_padding_on_the_left_is_no_member() -> None:
     """transformers gives masked tokens the position 1."""
     mask = torch.tensor([[0, 0, 1, 1, 1]])
     inputs = {"input_ids": IDS[:1, :5], "attention_mask": mask, "position_ids": torch.tensor([[1, 1, 0, 1, 2]])}
-    assert [(one.start, one.end) for one in find_members(inputs).spans] == [(2, 5)]
+    assert [(one.start, one.end) for one in find_member_boundaries(inputs).spans] == [(2, 5)]
 
 
 def test_boundaries_may_take_padding_to_the_last_member() -> None:
     inputs = {"input_ids": IDS[:1], "cu_seq_lens_q": torch.tensor([0, 3, 8]), "position_ids": POSITIONS[:1]}
-    assert [(one.start, one.end) for one in find_members(inputs).spans] == [(0, 3), (3, 7)]
+    assert [(one.start, one.end) for one in find_member_boundaries(inputs).spans] == [(0, 3), (3, 7)]
 
 
 @pytest.mark.parametrize(
@@ -89,17 +89,17 @@ def test_boundaries_may_take_padding_to_the_last_member() -> None:
 )
 def test_what_says_no_members_or_says_two_things_is_refused(inputs: dict[str, Any], said: str) -> None:
     with pytest.raises(MixingError, match=said):
-        find_members({"input_ids": IDS, **inputs})
+        find_member_boundaries({"input_ids": IDS, **inputs})
 
 
 @pytest.mark.parametrize("given", [[[3, 4]], [[3, 4], [2, 3, 4]], [[3, 4], [2, 3, 0]]])
 def test_lengths_that_do_not_fit_are_refused(given: list[list[int]]) -> None:
     with pytest.raises(MixingError, match=r"members=.* for input_ids \[2, 8\]: a list of lengths for each row"):
-        find_members({"input_ids": IDS}, given)
+        find_member_boundaries({"input_ids": IDS}, given)
     with pytest.raises(MixingError, match="members= leaves 3 of 8 tokens of row 1 in no member"):
-        find_members({"input_ids": IDS}, [[3, 4], [2, 3]])
+        find_member_boundaries({"input_ids": IDS}, [[3, 4], [2, 3]])
     with pytest.raises(MixingError, match="members= and position_ids contradict each other"):
-        find_members({"input_ids": IDS, "position_ids": POSITIONS}, [[2, 5], [2, 3, 3]])
+        find_member_boundaries({"input_ids": IDS, "position_ids": POSITIONS}, [[2, 5], [2, 3, 3]])
 
 
 # ------------------------------------------------------------------------------------------------------ with a model
@@ -163,7 +163,7 @@ def test_a_batch_of_embeddings_is_tried() -> None:
     batch = without(GOOD, "input_ids") | {"inputs_embeds": model.get_input_embeddings()(GOOD["input_ids"])}
     assert not guard(model, batches=[batch]).trials[0].mixes
     bounded = without(batch, "position_ids") | {"cu_seq_lens_q": CU}
-    assert find_members(bounded).input_names == "cu_seq_lens_q"
+    assert find_member_boundaries(bounded).input_names == "cu_seq_lens_q"
     with pytest.raises(MixingError, match="mixes the members of batch 0"):
         guard(model, batches=[bounded])
 

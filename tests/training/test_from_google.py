@@ -17,7 +17,7 @@ from energon_pack.pack import pack
 from energon_pack.run import stores
 from energon_pack.run.address import energon_address
 from energon_pack.run.stores import client_of_profile, requests
-from energon_pack.run.stores.blocks import Blocks
+from energon_pack.run.stores.blocks import BlockCache
 from energon_pack.sources import store_objects
 from support.from_stores import batches, equal
 from support.packed import files
@@ -49,7 +49,7 @@ def google(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         for name, value in {**told, "MSC_CONFIG": f"{folder}/none.yaml", "TMPDIR": folder}.items():
             patch.setenv(name, value)
         patch.setattr(tempfile, "tempdir", None)
-        patch.setattr(store_objects, "BLOCKS", Blocks())
+        patch.setattr(store_objects, "BLOCKS", BlockCache())
         client_of_profile.cache_clear()
         server = [sys.executable, "-c", _SERVER, port]
         with subprocess.Popen(server, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:

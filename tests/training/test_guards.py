@@ -14,7 +14,7 @@ from energon_pack.training import batch_members, guards
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.forward_inputs import MixingError, check_inputs
 from energon_pack.training.guards import guard
-from energon_pack.training.layout import Member, RowForm, neat
+from energon_pack.training.layout import Member, RowForm, lay_out_neat_rows
 from energon_pack.training.masks import ImageAttention, ModelOutline
 from energon_pack.training.member_encoder import Encoded
 from support.tiny import TEXT, MadeEncoder, make_batch, make_members, make_model, text_members, tf
@@ -289,7 +289,7 @@ def test_members_are_looked_for_in_wide_rows_alone(monkeypatch: pytest.MonkeyPat
         asked.append(inputs)
         return []
 
-    monkeypatch.setattr(batch_members, "member_places", member_places)
+    monkeypatch.setattr(batch_members, "find_member_places", member_places)
     inputs = {"position_ids": torch.tensor([[0, 1, 2, 0, 1]])}
     assert (guards._longest_row_len(inputs, 5), len(asked)) == (3, 0)
     assert (guards._longest_row_len(inputs, 4), len(asked)) == (3, 1)
@@ -305,7 +305,7 @@ DEVICE = torch.device("lazy")
 @pytest.mark.parametrize("mask", ["positions", "hybrid", "dict4d", "prefix4d"])
 def test_inputs_are_made_on_the_device_of_the_batch(mask: str) -> None:
     """`hybrid` numbered members on the CPU: on a GPU `guard` refused every class with a state, and training stopped."""
-    made = neat([[member.tokens for member in text_members(64)]], RowForm())
+    made = lay_out_neat_rows([[member.tokens for member in text_members(64)]], RowForm())
     outline = ModelOutline("Tiny", False, None, 4, 4, ImageAttention.IN_WINDOWS, torch.float32, DEVICE)
     with FakeTensorMode(shape_env=ShapeEnv()) as fake:
         batch = PackedBatch({k: fake.from_tensor(v) if isinstance(v, Tensor) else v for k, v in made.items()})

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from energon_pack.training.joining import FoundJoins, Join, JoinError, find_joins, join
+from energon_pack.training.joining import FoundJoins, JoinError, JoinRule, find_joins, join
 
 #: by member, the tiles of each image, or the frames of each clip
 SIZES = ([2], [5], [1, 3])
@@ -18,7 +18,7 @@ def seeded(size: int, *shape: int) -> Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(size))
 
 
-def proven(call: Callable[[list[int]], Made]) -> dict[str, Join]:
+def proven(call: Callable[[list[int]], Made]) -> dict[str, JoinRule]:
     """The rules of a processor whose call takes all media of a text."""
     found = find_joins(lambda members, _: call([size for member in members for size in member]), SIZES, TWINS)
     assert found.can_call_once
@@ -30,15 +30,15 @@ def below(sizes: list[int]) -> Made:
 
 
 def test_media_below_each_other_need_no_more_than_that() -> None:
-    assert proven(below) == {"pixels": Join(0), "grid": Join(0)}
+    assert proven(below) == {"pixels": JoinRule(0), "grid": JoinRule(0)}
 
 
 def test_media_side_by_side_are_told_from_those_below_each_other() -> None:
     """MiniCPM-V has one strip of patches for a text, Idefics3 one row of tiles: joined below, the model takes two."""
     strip = proven(lambda sizes: {"pixels": torch.cat([seeded(n, 1, 3, 4, 2 * n) for n in sizes], 3)})
-    assert strip == {"pixels": Join(3)}
+    assert strip == {"pixels": JoinRule(3)}
     row = proven(lambda sizes: {"pixels": torch.cat([seeded(n, 1, n, 3, 4) for n in sizes], 1)})
-    assert row == {"pixels": Join(1)}
+    assert row == {"pixels": JoinRule(1)}
 
 
 @pytest.mark.parametrize("fill", [0.0, -1.0, 1.0])
@@ -52,7 +52,7 @@ def test_what_smaller_media_are_filled_up_with_is_found(fill: float) -> None:
         return {"pixels": pixels}
 
     rules = proven(framed)
-    assert rules == {"pixels": Join(0, fill)}
+    assert rules == {"pixels": JoinRule(0, fill)}
     joined = join([framed([3]), framed([1, 2])], rules)["pixels"]
     assert torch.equal(joined, framed([3, 1, 2])["pixels"])
 
@@ -67,7 +67,7 @@ def pooled(sizes: list[int]) -> Made:
 
 def test_places_counted_over_all_media_go_on_from_member_to_member() -> None:
     rules = proven(pooled)
-    assert rules["pooling"] == Join(0, None, ("pixels", 2))
+    assert rules["pooling"] == JoinRule(0, None, ("pixels", 2))
     parts = [pooled([2]), {}, pooled([1, 4]), pooled([3])]
     assert torch.equal(join(parts, rules)["pooling"], pooled([2, 1, 4, 3])["pooling"])
 
@@ -94,7 +94,7 @@ def test_media_that_only_join_in_one_size_are_told() -> None:
         return {"clips": torch.stack([seeded(size, size, 3) for member in members for size in member])}
 
     found = find_joins(call, [[2], [5]], TWINS)
-    assert found.joins == {"clips": Join(0)}
+    assert found.joins == {"clips": JoinRule(0)}
     assert "clips of these members can't be joined" in found.limit
 
 
@@ -171,7 +171,7 @@ def test_sounds_are_padded_where_their_mask_hides_it() -> None:
 
     shown = find_joins(call, [30, 12, 21], [12, 12])
     names = ("feature_attention_mask", "input_features")
-    assert shown == FoundJoins(dict.fromkeys(names, Join(0, pad_value=0.0)), can_call_once=False)
+    assert shown == FoundJoins(dict.fromkeys(names, JoinRule(0, pad_value=0.0)), can_call_once=False)
     joined = join([call([length], False) for length in (30, 12)], shown.joins)
     assert joined["input_features"].shape == (2, 2, 30)
     assert joined["input_features"][1, 0, 10:14].tolist() == [11, 12, 0, 0]
@@ -187,7 +187,9 @@ def test_sounds_are_padded_behind_their_lengths() -> None:
         return {"input_features": features[:, None], "lengths": torch.tensor(lengths)}
 
     shown = find_joins(call, [30, 12, 21], [12, 12])
-    assert shown == FoundJoins({"input_features": Join(0, pad_value=0.0), "lengths": Join()}, can_call_once=False)
+    assert shown == FoundJoins(
+        {"input_features": JoinRule(0, pad_value=0.0), "lengths": JoinRule()}, can_call_once=False
+    )
     joined = join([call([length], False) for length in (3, 1)], shown.joins)
     assert joined["input_features"].tolist() == [[[1, 2, 3]], [[1, 0, 0]]]
     without = find_joins(

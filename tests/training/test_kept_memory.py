@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from energon_pack.training import kept_memory
-from energon_pack.training.kept_memory import empty, kept
+from energon_pack.training.kept_memory import copy_into_kept_memory, make_empty_in_kept_memory
 from support.marks import slow
 from support.running import ROOT, command
 
@@ -33,7 +33,11 @@ class Numbers(Dataset[Any]):
         return 14
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        big = empty((ROWS, COLUMNS)).fill_(number) if number % 3 else kept(torch.full((ROWS, COLUMNS), float(number)))
+        big = (
+            make_empty_in_kept_memory((ROWS, COLUMNS)).fill_(number)
+            if number % 3
+            else copy_into_kept_memory(torch.full((ROWS, COLUMNS), float(number)))
+        )
         return {"big": big, "small": torch.full((3,), number), "twice": big[5:7]}
 
 

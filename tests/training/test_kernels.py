@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from energon_pack.training.batch import PackedBatch
-from energon_pack.training.layout import IGNORE, RowForm, neat
+from energon_pack.training.layout import IGNORE, RowForm, lay_out_neat_rows
 from energon_pack.training.proof import try_masks, try_small_model
-from energon_pack.training.small_model import small_model
+from energon_pack.training.small_model import build_small_model
 from support.emulated_flash import emulated_flash
 from support.running import ROOT, command
 from support.tiny import TEXT, Values, text_members, tf
@@ -74,7 +74,7 @@ def test_a_step_on_a_pack_is_a_step_on_its_members(hybrid: tuple[Any, Any]) -> N
     members = [member.tokens for member in text_members(64)]
     for member in members:
         member.labels[0] = IGNORE  # nothing before it is of the same member
-    batch = PackedBatch(neat([members], RowForm()))
+    batch = PackedBatch(lay_out_neat_rows([members], RowForm()))
     batch.mask = "hybrid"
     loss = packed(**batch.model_inputs(packed)).loss
     loss.backward()
@@ -128,7 +128,7 @@ def test_learned_positions_are_refused_in_bfloat16_too() -> None:
     sizes = {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 64, "vocab_size": 64}
     config = tf.BlenderbotSmallConfig(**sizes, max_position_embeddings=64, is_decoder=True, is_encoder_decoder=False)
     with emulated_flash():
-        model = small_model(tf.BlenderbotSmallForCausalLM, config, "flash_attention_2").to(torch.bfloat16)
+        model = build_small_model(tf.BlenderbotSmallForCausalLM, config, "flash_attention_2").to(torch.bfloat16)
         finding = try_small_model(model, text_members(64))
     assert finding.is_conclusive
     assert 0.02 < max(finding.differences) < 0.2

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from energon_pack.training.fixed_shapes import packed_seq_params
-from energon_pack.training.layout import IGNORE, Member, RowForm, neat, seq_idx
-from energon_pack.training.megatron_layouts import multimodal, one_row_per_member, pad_multiple, thd
+from energon_pack.training.layout import IGNORE, Member, RowForm, lay_out_neat_rows, seq_idx
+from energon_pack.training.megatron_layouts import choose_pad_multiple, multimodal, one_row_per_member, thd
 from energon_pack.training.member_encoder import Encoded
 from support.tiny import FAMILIES, alone, make_batch, make_members, make_model
 
@@ -31,7 +31,7 @@ def values(batch: dict[str, Tensor], *names: str) -> list[object]:
 
 
 def test_neat_as_in_the_picture() -> None:
-    batch = neat([THREE], RowForm(pad_id=9, width=12))
+    batch = lay_out_neat_rows([THREE], RowForm(pad_id=9, width=12))
     x = IGNORE
     assert values(batch, "input_ids", "labels", "position_ids", "doc_ids", "cu_seq_lens_q") == [
         [[10, 11, 12, 20, 21, 30, 31, 32, 33, 9, 9, 9]],
@@ -47,7 +47,7 @@ def test_neat_as_in_the_picture() -> None:
 
 
 def test_labels_shifted_within_each_member() -> None:
-    batch = neat([THREE], RowForm(shifted=True))
+    batch = lay_out_neat_rows([THREE], RowForm(shifted=True))
     assert batch["labels"].tolist() == [[11, 12, IGNORE, 21, IGNORE, 31, 32, 33, IGNORE]]
     assert batch["_packed_seq_ids"].tolist() == [[1, 1, 1, 2, 2, 3, 3, 3, 3]]
 
@@ -84,7 +84,7 @@ def test_rope_rows_go_on_through_a_gap() -> None:
         [0, 1, 1, 3, 0, 1, 2, 3],
         [0, 1, 2, 3, 0, 1, 2, 3],
     ]
-    assert neat([[of, member(1)]], RowForm(width=6, rope=True))["position_ids"][:, 0].tolist() == [
+    assert lay_out_neat_rows([[of, member(1)]], RowForm(width=6, rope=True))["position_ids"][:, 0].tolist() == [
         [0, 1, 2, 0, 0, 1],
         [0, 1, 1, 0, 0, 1],
         [0, 1, 1, 0, 0, 1],
@@ -105,15 +105,15 @@ def test_rows_and_mlm() -> None:
 
 def test_members_are_padded_to_what_divides_the_packings_multiple() -> None:
     """A multiple that does not divide it could make a pack longer than it was planned."""
-    assert [pad_multiple(multiple, 8) for multiple in (None, 1, 4, 8)] == [8, 1, 4, 8]
+    assert [choose_pad_multiple(multiple, 8) for multiple in (None, 1, 4, 8)] == [8, 1, 4, 8]
     for multiple, both in ((3, 24), (16, 16), (0, 8)):
         with pytest.raises(ValueError, match=f"pad_to_multiple_of={multiple} .* packing.pad_to_multiple_of={both} "):
-            pad_multiple(multiple, 8)
+            choose_pad_multiple(multiple, 8)
 
 
 def test_a_pack_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="9 tokens in a row 8 wide"):
-        neat([THREE], RowForm(width=8))
+        lay_out_neat_rows([THREE], RowForm(width=8))
     with pytest.raises(ValueError, match="12 tokens, members rounded up to 4, in 10"):
         thd(THREE, RowForm(multiple=4, width=10))
 
@@ -126,7 +126,7 @@ LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 def test_neat_holds_every_member_once_and_apart(packs: list[list[int]], room: int, shifted: bool) -> None:
     rows = [[member(n, 1 + 100 * i) for i, n in enumerate(pack)] for pack in packs]
     width = max(map(sum, packs)) + room
-    batch = neat(rows, RowForm(width=width, shifted=shifted, weights="sample"))
+    batch = lay_out_neat_rows(rows, RowForm(width=width, shifted=shifted, weights="sample"))
     starts = (batch["position_ids"].flatten() == 0).nonzero().flatten().tolist()
     assert starts == batch["cu_seq_lens_q"][:-1].tolist()
     assert int(batch["cu_seq_lens_q"][-1]) == len(packs) * width

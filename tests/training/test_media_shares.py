@@ -15,7 +15,7 @@ from energon_pack.training.batch import PackedBatch
 from energon_pack.training.batch_members import MemberPlaces
 from energon_pack.training.encoded import TOLD_MEDIA_LENS, BatchWithMediaLens
 from energon_pack.training.guards import guard
-from energon_pack.training.media_shares import MediaShares, known_media_lens, media_shares
+from energon_pack.training.media_shares import MediaShares, find_media_lens_of_batch, media_shares
 from support.alone import demo_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -35,7 +35,7 @@ def alone(packs: PackedDataset, number: int) -> list[dict[str, int]]:
 
 
 def told(inputs: Any) -> Any:
-    return known_media_lens(inputs["cu_seq_lens_q"])
+    return find_media_lens_of_batch(inputs["cu_seq_lens_q"])
 
 
 def test_a_batch_of_packs_tells_how_much_of_each_input_is_each_member_s(demo_packs: PackedDataset) -> None:
@@ -81,9 +81,9 @@ def test_two_batches_that_tell_different_things_tell_nothing() -> None:
         made = BatchWithMediaLens()
         made.media_lens = (0, 5, 9), {"pixel_values": lens}
         BatchWithMediaLens()._with_lens_of(made)
-        known = known_media_lens(boundaries)
+        known = find_media_lens_of_batch(boundaries)
     assert known == {}
-    assert known_media_lens(None) == known_media_lens(torch.tensor([0, 3])) == {}
+    assert find_media_lens_of_batch(None) == find_media_lens_of_batch(torch.tensor([0, 3])) == {}
 
 
 def test_what_a_pack_tells_is_not_guessed() -> None:

@@ -23,9 +23,9 @@ from energon_pack.config import GroupBy, Mask, ModelConfig, PackConfig, Rope
 from energon_pack.dataset.packing_template import load_template
 from energon_pack.loading.task_encoder import PackedTaskEncoder, inputs_of
 from energon_pack.pack import pack
-from energon_pack.samples.media.prepared import prepared_media, processor_arguments
-from energon_pack.samples.placeholders import split_content
-from energon_pack.templates.full_processor import full_processor
+from energon_pack.samples.media.prepared import prepare_media_for_processor, processor_arguments
+from energon_pack.samples.placeholders import split_content_at_placeholders
+from energon_pack.templates.full_processor import load_full_processor
 from energon_pack.templates.model_inputs import sample_of
 from energon_pack.templates.template import Template
 from energon_pack.training.batch import PackedBatch
@@ -282,19 +282,21 @@ def loader(dataset: Path, encoder: PackedTaskEncoder) -> Iterator[PackedBatch]:
 
 def alone(dataset: Path, encoder: PackedTaskEncoder, template: Template, model: Any) -> Iterator[tuple[str, Any]]:
     """Each sample by itself, from the full processor's own call: its ids and logits, and the labels of training."""
-    processor = full_processor(encoder.rules)
+    processor = load_full_processor(encoder.rules)
     for packed in train(dataset):
         for member in inputs_of(packed):
             media = sample_of(member).media
             waiting = {kind: iter(own) for kind, own in member.media.items()}
             own = [next(waiting[medium.kind]) for medium in media]
             own = [data if isinstance(data, bytes) else data.convert("RGB") for data in own]
-            messages = split_content(member.messages, [kind for kind, own in member.media.items() for _ in own])
+            messages = split_content_at_placeholders(
+                member.messages, [kind for kind, own in member.media.items() for _ in own]
+            )
             text = processor.apply_chat_template(messages, template.spec.chat_template, tokenize=False)
             given = {"text": [text], "text_kwargs": {"add_special_tokens": False}}
             made = processor_arguments(
                 encoder.rules,
-                prepared_media(encoder.rules, template.seen(media), own),
+                prepare_media_for_processor(encoder.rules, template.seen(media), own),
             )
             if made:
                 inputs = processor(**given, **made, return_tensors="pt")

@@ -18,11 +18,11 @@ from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.skip import Skip
-from energon_pack.templates.full_processor import full_processor
+from energon_pack.templates.full_processor import load_full_processor
 from energon_pack.templates.processor import build_uncached_template
 from energon_pack.templates.sample import Sample
 from energon_pack.training.batch import PackedBatch, touch_vision
-from energon_pack.training.joining import Join, JoinError
+from energon_pack.training.joining import JoinError, JoinRule
 from energon_pack.training.member_encoder import Encoded, MemberEncoder
 from energon_pack.training.processor_calls import MediaProcessorCaller
 from energon_pack.training.rope import RopeRule
@@ -112,14 +112,14 @@ def test_what_can_not_be_joined_is_an_error_before_any_sample(real: Path, monkey
 def test_what_a_model_takes_of_each_token_is_made_or_refused(real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need_torchvision()
     template = build_uncached_template(of_model("shapes", real / "processors" / "qwen2_vl"))
-    call = type(full_processor(template.spec.processor)).__call__
+    call = type(load_full_processor(template.spec.processor)).__call__
 
     def more(self: Any, *args: Any, **kwargs: Any) -> Any:
         made = call(self, *args, **kwargs)
         made["expert_ids"] = torch.zeros_like(made["input_ids"])
         return made
 
-    monkeypatch.setattr(type(full_processor(template.spec.processor)), "__call__", more)
+    monkeypatch.setattr(type(load_full_processor(template.spec.processor)), "__call__", more)
     with pytest.raises(JoinError, match="Qwen2VLProcessor gives expert_ids for each token"):
         MemberEncoder(template.input_rules).check_processor()
 
@@ -202,7 +202,7 @@ def test_inputs_of_other_names_reach_the_model() -> None:
 REAL = {
     "qwen2_5_vl": ("qwen_vl", {}, True),
     "internvl3_hf": ("internvl", {}, False),  # the processor asks for tiles, its image processor by itself does not
-    "llava_onevision_qwen2_hf": ("llava_onevision", {"pixel_values": Join(0, 0.0)}, True),
+    "llava_onevision_qwen2_hf": ("llava_onevision", {"pixel_values": JoinRule(0, 0.0)}, True),
 }
 
 
@@ -221,7 +221,7 @@ def test_members_of_several_packs_are_joined_as_one_call_would(real: Path, name:
     for key, value in every.items():
         torch.testing.assert_close(joined[key], value, rtol=0, atol=1e-5)
     found = encoder.media_processor.joins(every)
-    assert {key: rule for key, rule in found.items() if rule != Join()} == rules
+    assert {key: rule for key, rule in found.items() if rule != JoinRule()} == rules
     assert encoder.media_processor._tried_media("image").can_call_once
     assert encoder.media_processor._tried_media("image").needs_no_text is without_text
 

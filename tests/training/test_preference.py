@@ -28,8 +28,8 @@ from energon_pack import (
 from energon_pack.dataset.manifest import read_manifest, refuse_other_manifests
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
-from energon_pack.plan.settings import Share
-from energon_pack.samples.settings import Take
+from energon_pack.plan.settings import SharedBeginnings
+from energon_pack.samples.settings import PreferenceTake
 from energon_pack.training.encoded import IGNORE, BadPack
 from energon_pack.training.preference import pairs_in, write_reference_logps
 from energon_pack.unpack import unpack
@@ -44,19 +44,25 @@ SFT = "preference pairs, whose rejected answers no SFT loss may see"
 
 
 @pytest.fixture(scope="module")
-def folders(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Share, Path]:
+def folders(
+    demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[SharedBeginnings, Path]:
     """Pairs of texts, several turns, one and two images, packed with and without shared prompts."""
     folder, made = tmp_path_factory.mktemp("preference"), {}
     source = write_pairs(folder, NUM_PAIRS)
-    for share in (Share.none, Share.prefix):
-        run = demo_config(demo, cache, folder / share.value, source, source__take=Take.both, packing__share=share)
+    for share in (SharedBeginnings.none, SharedBeginnings.prefix):
+        run = demo_config(
+            demo, cache, folder / share.value, source, source__take=PreferenceTake.both, packing__share=share
+        )
         run.packing.max_token_len, run.packing.share_min_tokens = 700, 1
         made[share] = packed(run)
     return made
 
 
-@pytest.fixture(scope="module", params=[Share.none, Share.prefix], ids=["whole", "shared"])
-def packs(request: pytest.FixtureRequest, folders: dict[Share, Path], demo: tuple[Path, Path]) -> PackedDataset:
+@pytest.fixture(scope="module", params=[SharedBeginnings.none, SharedBeginnings.prefix], ids=["whole", "shared"])
+def packs(
+    request: pytest.FixtureRequest, folders: dict[SharedBeginnings, Path], demo: tuple[Path, Path]
+) -> PackedDataset:
     return PackedDataset(folders[request.param], str(demo[1]))
 
 
@@ -110,7 +116,7 @@ def logps_alone(model: Any, member: Any) -> torch.Tensor:
 
 
 def test_packs_have_the_loss_and_gradients_of_pairs_alone(
-    packs: PackedDataset, folders: dict[Share, Path], demo: tuple[Path, Path]
+    packs: PackedDataset, folders: dict[SharedBeginnings, Path], demo: tuple[Path, Path]
 ) -> None:
     """In float64, whatever shares a row: a pair that sees another, or a prompt that counts once, would differ."""
     policy, reference = (demo_model(packs.encoder.rules).double() for _ in range(2))
@@ -124,9 +130,9 @@ def test_packs_have_the_loss_and_gradients_of_pairs_alone(
     total = torch.stack([num_pairs(batch) for batch in batches]).sum()
     assert total == NUM_PAIRS
     logps = [of_both(policy, reference, partial(logps_of_batch, batch)) for batch in batches]
-    encoder = PackedTaskEncoder(folders[Share.none], str(demo[1]))
+    encoder = PackedTaskEncoder(folders[SharedBeginnings.none], str(demo[1]))
     ids = [sample_id for batch in batches for row in batch["sample_ids"] for sample_id in row]
-    members = members_of(folders[Share.none], encoder, ids)
+    members = members_of(folders[SharedBeginnings.none], encoder, ids)
     alone = of_both(policy, reference, lambda model: torch.stack([logps_alone(model, members[name]) for name in ids]))
     counts = torch.tensor([int((members[name].tokens.labels != IGNORE).sum()) for name in ids])
     parameters = [*policy.parameters()]
@@ -176,9 +182,11 @@ def test_guard_proves_a_model_for_pairs(packs: PackedDataset) -> None:
     assert len(guarded.trials) == 1
 
 
-def test_no_sft_loss_sees_a_rejected_answer(packs: PackedDataset, folders: dict[Share, Path], tmp_path: Path) -> None:
+def test_no_sft_loss_sees_a_rejected_answer(
+    packs: PackedDataset, folders: dict[SharedBeginnings, Path], tmp_path: Path
+) -> None:
     """Each is one line that says what to do; a batch's inputs have no labels, by which a model would make its loss."""
-    folder = str(folders[Share.prefix if packs.encoder.has_trees else Share.none])
+    folder = str(folders[SharedBeginnings.prefix if packs.encoder.has_trees else SharedBeginnings.none])
     batch, model = packs.collate([packs[0]]), demo_model(packs.encoder.rules)
     logits = torch.zeros(*batch["input_ids"].shape, 2)
     inputs = batch.model_inputs(model)
@@ -216,12 +224,12 @@ def fake_trainer(collate: Any) -> Any:
 
 
 def test_packs_of_pairs_are_no_source_and_blend_with_no_other_packs(
-    folders: dict[Share, Path], demo_folder: Path, demo: tuple[Path, Path], cache: Path, tmp_path: Path
+    folders: dict[SharedBeginnings, Path], demo_folder: Path, demo: tuple[Path, Path], cache: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(PackError, match="holds preference pairs, no single samples"):
-        pack(demo_config(demo, cache, tmp_path, folders[Share.none]))
+        pack(demo_config(demo, cache, tmp_path, folders[SharedBeginnings.none]))
     manifests: dict[str | Path, dict[str, Any]] = {
-        "pairs": read_manifest(folders[Share.none]),
+        "pairs": read_manifest(folders[SharedBeginnings.none]),
         "sft": read_manifest(demo_folder),
     }
     manifests["sft"] |= {name: manifests["pairs"][name] for name in ("fingerprint", "mask", "layout")}

@@ -13,8 +13,8 @@ from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.guards import guard
 from energon_pack.training.layout import IGNORE
 from energon_pack.training.proof import part_kinds_of, replaced_forwards, try_masks, try_small_model
-from energon_pack.training.shrunk_config import shrink
-from energon_pack.training.small_model import SMALL_LEN, small_model
+from energon_pack.training.shrunk_config import shrink_config
+from energon_pack.training.small_model import SMALL_LEN, build_small_model
 from support.tiny import TEXT, MadeEncoder, make_batch, make_members, make_model, text_members, tf
 
 CLASSES = {
@@ -43,7 +43,7 @@ def test_what_keeps_members_apart_is_found(name: str) -> None:
 
 def test_a_window_shorter_than_members_is_tried() -> None:
     """Of 4,096 tokens, no probe of short members would see anything; a mask without it must not pass."""
-    small = small_model(tf.MistralForCausalLM, tf.MistralConfig(**TEXT), members=text_members(64))
+    small = build_small_model(tf.MistralForCausalLM, tf.MistralConfig(**TEXT), members=text_members(64))
     assert small.config.sliding_window == SMALL_LEN
     assert try_masks(tf.MistralForCausalLM, tf.MistralConfig(**TEXT, sliding_window=4096), text_members(64))[
         -1
@@ -159,7 +159,7 @@ def test_a_small_model_is_of_float32_and_has_few_logits() -> None:
     """Configs say bfloat16, whose rounding looks as if members were mixed; all logits would take gigabytes."""
     config = tf.PhiConfig(**{**TEXT, "vocab_size": 1000})
     config.dtype = "bfloat16"
-    head = small_model(tf.PhiForCausalLM, config).get_output_embeddings()
+    head = build_small_model(tf.PhiForCausalLM, config).get_output_embeddings()
     assert (str(head.weight.dtype), head.weight.shape[0], head.bias.shape[0]) == ("torch.float32", 256, 256)
     assert config.dtype == "bfloat16", "the user's own config was changed"
 
@@ -248,7 +248,7 @@ def test_a_model_that_reads_prefixes_whole_gets_the_mask_for_it() -> None:
 
 def test_layers_that_there_are_for_one_attention_alone_are_not_missed_in_another() -> None:
     """SAM has a class of layers for sdpa: a model with eager attention was refused for want of it."""
-    config = shrink(tf.DeepseekVLHybridConfig())
+    config = shrink_config(tf.DeepseekVLHybridConfig())
     make = tf.DeepseekVLHybridForConditionalGeneration
     assert "SamVisionSdpaAttention" in proof._part_kinds_at_full_size(make, config, "sdpa")
     assert "SamVisionSdpaAttention" not in proof._part_kinds_at_full_size(make, config, "eager")
@@ -417,4 +417,4 @@ def test_layers_that_share_what_others_hold_are_in_the_copy() -> None:
     with torch.device("meta"):
         kinds = part_kinds_of(tf.Gemma4ForCausalLM(config))
     assert "Gemma4TextAttention with is_kv_shared_layer=True" in kinds
-    assert kinds <= part_kinds_of(small_model(tf.Gemma4ForCausalLM, config))
+    assert kinds <= part_kinds_of(build_small_model(tf.Gemma4ForCausalLM, config))

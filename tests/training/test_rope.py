@@ -20,18 +20,18 @@ from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.prepared import processor_arguments
 from energon_pack.samples.media.read_media import probe
 from energon_pack.samples.member import MemberInput
-from energon_pack.templates.full_processor import full_processor, model_classes_of
+from energon_pack.templates.full_processor import load_full_processor, model_classes_of
 from energon_pack.templates.processor import build_uncached_template
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
-from energon_pack.training.asked_rope import small_config
+from energon_pack.training.asked_rope import make_small_config
 from energon_pack.training.guards import guard
-from energon_pack.training.layout import Member, RowForm, neat
+from energon_pack.training.layout import Member, RowForm, lay_out_neat_rows
 from energon_pack.training.megatron_layouts import thd
 from energon_pack.training.member_encoder import MemberEncoder
 from energon_pack.training.rope import OwnRope, RopeRowsError, RopeRule, rope_positions
 from energon_pack.training.rope_rule import rope_rule_of
-from energon_pack.training.shrunk_config import shrink
+from energon_pack.training.shrunk_config import shrink_config
 from support.models import of_model
 from support.running import ROOT, need_torchvision
 from support.samples import picture, video
@@ -165,7 +165,7 @@ def fail(member: object, error: Exception) -> None:
 
 def plain_inputs(template: Template, encoder: MemberEncoder) -> dict[str, Any]:
     """What a user of transformers gives a model of this member: all of it is the processor's."""
-    draft, processor = encoder._draft(MEMBER), full_processor(template.spec.processor)
+    draft, processor = encoder._draft(MEMBER), load_full_processor(template.spec.processor)
     media = [Media("image", *image.size) for image in draft.added_media.of_kind("image")] + [
         probe(io.BytesIO(MEMBER.videos[0]))
     ]
@@ -192,7 +192,7 @@ def test_rows_and_types_are_what_the_model_alone_makes(dummies: Folders, name: s
     (make, *_) = model_classes_of(Path(template.spec.processor.folder))
     assert rope == RopeRule("qwen3_vl", 2) if name == "Glm4v" else isinstance(rope, OwnRope)
     with torch.device("meta"):
-        model = make._from_config(small_config(make, template.input_rules))
+        model = make._from_config(make_small_config(make, template.input_rules))
     ask = next(part for part in model.modules() if hasattr(part, "get_rope_index")).get_rope_index
     takes = inspect.signature(ask).parameters
     plain["second_per_grids"] = plain.get("video_second_per_grid")
@@ -234,7 +234,7 @@ def test_what_a_model_takes_of_each_token_lies_beside_the_tokens(dummies: Folder
     row = member.rows["moe_mm_token_type_ids"]
     assert torch.equal(row, plain["moe_mm_token_type_ids"][0])
     assert int(row.count_nonzero()) > int(member.types.count_nonzero())  # begins and ends, too
-    batch = neat([[member, member]], RowForm(width=2 * len(member) + 1))
+    batch = lay_out_neat_rows([[member, member]], RowForm(width=2 * len(member) + 1))
     assert batch["moe_mm_token_type_ids"].tolist() == [[*row.tolist(), *row.tolist(), 0]]
     gapped = thd([member, member], RowForm(multiple=64))["moe_mm_token_type_ids"][0]
     assert gapped[: len(row)].tolist() == row.tolist()
@@ -275,7 +275,7 @@ def test_rows_for_which_there_is_no_room_are_an_error_at_start() -> None:
     """HunYuan-VL has four."""
     rotary = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [16] * 4}
     config = tf.HunYuanVLConfig(text_config={"rope_parameters": rotary, "head_dim": 128})
-    rope = OwnRope(tf.HunYuanVLForConditionalGeneration, shrink(config))
+    rope = OwnRope(tf.HunYuanVLForConditionalGeneration, shrink_config(config))
     types = torch.tensor([0, 1, 1, 1, 1, 1, 1, 0])  # a row ends with a token of its own
     with pytest.raises(ValueError, match="HunYuanVLForConditionalGeneration has 4 rows of positions"):
         rope(types, types, {"image_grid_thw": torch.tensor([[1, 4, 4]])})
@@ -304,7 +304,7 @@ def test_a_pack_has_the_logits_of_its_members_alone(
     members = encoder.probe_members()
     kinds = [member.sample_id.partition(" ")[0] for member in members]
     assert [kind for kind in kinds if kind != "heard"] == ["text", "image", "video", "text"]
-    config = small_config(make, template.input_rules)
+    config = make_small_config(make, template.input_rules)
     if name == "Glm4v":  # as published, and not by default
         config.text_config.rope_parameters["partial_rotary_factor"] = 0.5
     with torch.device("meta"):

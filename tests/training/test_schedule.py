@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from energon_pack.training.schedule import Situation, TrialScope
+from energon_pack.training.schedule import TrialScope, TrialSituation
 
 #: forwards and backward of a step are three; two members of eight; the check of random numbers; other words
 PACKED, ALONE, CHANCE, WORDS = 3, 3 / 4, 0.25, 2
@@ -10,7 +10,7 @@ PACKED, ALONE, CHANCE, WORDS = 3, 3 / 4, 0.25, 2
 
 def tried(num: int, new_sizes_at: Iterable[int] = ()) -> dict[int, TrialScope]:
     """The trials of so many forwards."""
-    situation, made, new = Situation(), {}, {*new_sizes_at}
+    situation, made, new = TrialSituation(), {}, {*new_sizes_at}
     for number in range(1, num + 1):
         situation.num_forwards += 1
         if situation.may_try and (extent := situation.trial_scope(number in new)).num_members:
@@ -36,9 +36,9 @@ def test_a_model_is_tried_for_as_long_as_it_trains() -> None:
 
 def test_a_shape_that_comes_again_is_a_size_of_its_own() -> None:
     """A model may then use what it kept by this shape from an earlier batch; a width that never changes is one size."""
-    situation = Situation()
-    tried_alone = situation.count((2, 60), runs=False)[1]
-    known = [situation.count(shape, runs=True)[1] for shape in ((2, 60), (2, 64), (2, 60), (1, 64), (2, 64))]
+    situation = TrialSituation()
+    tried_alone = situation.count((2, 60), is_run=False)[1]
+    known = [situation.count(shape, is_run=True)[1] for shape in ((2, 60), (2, 64), (2, 60), (1, 64), (2, 64))]
     assert (tried_alone, known) == (False, [False, False, True, False, True])
     assert situation.num_forwards == 6
 

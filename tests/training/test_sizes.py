@@ -10,7 +10,7 @@ from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.guards import guard
 from energon_pack.training.proof import try_masks
 from energon_pack.training.shrunk_config import shrink_layers_and_widths
-from energon_pack.training.small_model import SMALL_LEN, small_model
+from energon_pack.training.small_model import SMALL_LEN, build_small_model
 from support.tiny import TEXT, MadeEncoder, make_batch, text_members, tf
 
 #: a class, and where the kinds of its layers stand
@@ -124,7 +124,7 @@ SIZES: dict[str, tuple[str, dict[str, Any], set[str]]] = {
 
 def small_config(name: str, longest: int | None = None, **more: Any) -> Any:
     make = getattr(tf, name)
-    return small_model(make, make.config_class(**{**TEXT, **more}), "eager", longest, text_members(64)).config
+    return build_small_model(make, make.config_class(**{**TEXT, **more}), "eager", longest, text_members(64)).config
 
 
 @pytest.mark.parametrize("case", SIZES)
@@ -191,5 +191,5 @@ def test_they_are_looked_for_where_the_kernels_run(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("energon_pack.training.small_model.plain_logits", logits)
     config = tf.MistralConfig(**TEXT, sliding_window=4096)
-    small_model(tf.MistralForCausalLM, config, "sdpa", None, text_members(64), "meta")
+    build_small_model(tf.MistralForCausalLM, config, "sdpa", None, text_members(64), "meta")
     assert set(seen) == {"meta"}

@@ -7,7 +7,7 @@ import pytest
 
 from energon_pack.templates.build import build
 from energon_pack.training.member_encoder import Encoded, MemberEncoder
-from energon_pack.training.proof import find_remedy, try_masks
+from energon_pack.training.proof import find_remedy_for_mixing, try_masks
 from support import processors
 from support.hearing import HEARING, text_config
 from support.models import of_model
@@ -53,7 +53,7 @@ def test_an_encoder_that_sees_padding_is_refused(tmp_path: Path) -> None:
     assert try_masks(Padded, config, encoder.probe_members(several_sounds=False), "positions")[-1].is_exact
     proofs = try_masks(Padded, config, members, "positions")
     assert not proofs[-1].is_exact
-    assert find_remedy(Padded, config, members, "sdpa", None, proofs).startswith(ONE_SOUND)
+    assert find_remedy_for_mixing(Padded, config, members, "sdpa", None, proofs).startswith(ONE_SOUND)
 
 
 def test_a_part_without_an_attention_implementation_is_seen(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_part_without_an_attention_implementation_is_seen(tmp_path: Path) -> N
     model = make(config)
     proofs = try_masks(make, model.config, members, "positions", "sdpa")
     assert not proofs[-1].is_exact
-    out = find_remedy(make, model.config, members, "sdpa", None, proofs)
+    out = find_remedy_for_mixing(make, model.config, members, "sdpa", None, proofs)
     assert out.startswith("attn_implementation='sdpa' keeps them apart")
 
 
@@ -95,7 +95,7 @@ def test_nemotron_h_omni_takes_one_sound(tmp_path: Path) -> None:
     proofs = try_masks(make, config, members, "positions")
     assert proofs[-1].finding is not None
     assert proofs[-1].finding.output_difference > 0.01
-    assert find_remedy(make, config, members, "sdpa", None, proofs).startswith(ONE_SOUND)
+    assert find_remedy_for_mixing(make, config, members, "sdpa", None, proofs).startswith(ONE_SOUND)
 
 
 def _nemotron_members(folder: Path) -> list[Encoded]:

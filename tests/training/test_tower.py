@@ -13,8 +13,8 @@ from energon_pack.training import tower as towers
 from energon_pack.training.batch import PackedBatch, VisualInputs
 from energon_pack.training.fixed_shapes import padded_boundaries
 from energon_pack.training.guards import guard
-from energon_pack.training.host_reads import HostReads
-from energon_pack.training.kept_memory import moved_together
+from energon_pack.training.host_reads import HostReadCounter
+from energon_pack.training.kept_memory import move_buffers_once
 from energon_pack.training.masks import PROVEN_TOWERS
 from energon_pack.training.member_encoder import Encoded
 from energon_pack.training.tower import TowerInputMaker
@@ -48,9 +48,9 @@ def with_values(batch: PackedBatch, tower: TowerInputMaker) -> PackedBatch:
     return PackedBatch({**batch, **pickle.loads(pickle.dumps(tower))(batch)})  # as in a worker
 
 
-def reads_in(model: Any, inputs: dict[str, Any]) -> HostReads:
+def reads_in(model: Any, inputs: dict[str, Any]) -> HostReadCounter:
     kept = [value for name, value in inputs.items() if "_cu_" in name and PROVEN_TOWERS[model].keeps_boundaries_on_host]
-    with torch.no_grad(), HostReads(kept) as reads:
+    with torch.no_grad(), HostReadCounter(kept) as reads:
         model(**inputs)
     return reads
 
@@ -128,7 +128,7 @@ def test_text_and_models_without_grids_have_no_tower() -> None:
 
 def test_reads_are_counted_by_their_line_and_those_of_kept_tensors_are_not() -> None:
     values, kept = torch.tensor([3, 0, 2]), torch.tensor([0, 3, 5])
-    with HostReads([kept]) as reads:
+    with HostReadCounter([kept]) as reads:
         values.tolist()
         bool(values.any())
         values[values > 0]
@@ -140,7 +140,7 @@ def test_reads_are_counted_by_their_line_and_those_of_kept_tensors_are_not() -> 
     assert len(reads.reads_by_line) == 5
     assert all(place.startswith("test_tower.py:") for place in reads.reads_by_line)
     assert not reads.mixes_devices
-    with HostReads([kept]) as reads:
+    with HostReadCounter([kept]) as reads:
         values + kept  # on a GPU: two devices
     assert reads.mixes_devices
 
@@ -172,7 +172,7 @@ def test_a_part_of_a_large_tensor_moves_alone() -> None:
     large = torch.arange(1000)
     parts = [large[:3], large[5:7]]
     sizes: list[int] = []
-    found = moved_together(parts, lambda one: sizes.append(len(one)) or one.clone())  # type: ignore[func-returns-value]
+    found = move_buffers_once(parts, lambda one: sizes.append(len(one)) or one.clone())  # type: ignore[func-returns-value]
     assert sizes == [3, 2]
     assert found[id(parts[1])].tolist() == [5, 6]
 
@@ -196,7 +196,7 @@ def test_fake_tensors_go_through_a_forward_and_the_host_reads_only_in_these_line
     if encoder.towers and encoder.towers[0] is not None:
         batch = with_values(batch, encoder.towers[0])
     inputs = batch.model_inputs(model, labels=False)
-    with HostReads([value for key, value in inputs.items() if "_cu_" in key]) as reads, torch.no_grad():
+    with HostReadCounter([value for key, value in inputs.items() if "_cu_" in key]) as reads, torch.no_grad():
         model(**inputs)
     lines = {place.split(":")[0] for place in reads.reads_by_line}
     assert lines <= {f"modeling_{name}.py", "import_utils.py", "masking_utils.py"}
@@ -228,12 +228,12 @@ def test_a_forward_that_is_not_tried_reads_little(caplog: pytest.LogCaptureFixtu
     assert len(held.trials) == 2
     with torch.no_grad():
         held.remove()
-        with HostReads() as plain:
+        with HostReadCounter() as plain:
             model(**inputs)
     held = guard(model)
     for _ in range(4):
         model(**inputs)
-    with HostReads() as guarded_reads:
+    with HostReadCounter() as guarded_reads:
         model(**inputs)
     assert len(held.trials) == 2
     assert guarded_reads.num_reads - plain.num_reads <= 12

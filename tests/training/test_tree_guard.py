@@ -15,7 +15,7 @@ from energon_pack.training.member_encoder import Encoded
 from energon_pack.training.pack_encoder import PackEncoder
 from energon_pack.training.probe_batches import ProbeTree
 from energon_pack.training.tree_inputs import use_tree_attention
-from energon_pack.training.tree_rows import neat_trees
+from energon_pack.training.tree_rows import lay_out_neat_trees
 from support.alone import demo_model
 from support.running import need_torchvision
 from support.tiny import FAMILIES, MadeEncoder, make_members, make_model, text_members
@@ -43,7 +43,7 @@ class Texts:
 
 def tree_of(name: str, model: Any) -> PackedBatch:
     tokens = [one.tokens for one in tiny_tree(name, model).samples]
-    batch = PackedBatch(neat_trees([tokens, tokens[:4]], RowForm()))
+    batch = PackedBatch(lay_out_neat_trees([tokens, tokens[:4]], RowForm()))
     batch.mask = FAMILIES[name].mask
     return batch
 

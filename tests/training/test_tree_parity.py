@@ -21,7 +21,7 @@ from energon_pack.training.layout import IGNORE, RowForm, loss_weights
 from energon_pack.training.probe_batches import ProbeTree, probe_of_tree
 from energon_pack.training.proof import try_small_model
 from energon_pack.training.tree_inputs import use_tree_attention
-from energon_pack.training.tree_rows import neat_trees, refuse_invalid_trees, token_places
+from energon_pack.training.tree_rows import lay_out_neat_trees, refuse_invalid_trees, token_places
 from support.emulated_flash import flash_attn_varlen_func
 from support.marks import slow
 from support.tiny import alone, make_model
@@ -55,7 +55,7 @@ def batch_of(model: Any, tree: ProbeTree, **form: Any) -> PackedBatch:
     tokens = [one.tokens for one in tree.samples]
     refuse_invalid_trees(tokens, [one.sample_id for one in tree.samples])
     rows = [tokens, tokens[:3]]
-    batch = PackedBatch(neat_trees(rows, RowForm(rope=takes_rope_rows(model), **form)))
+    batch = PackedBatch(lay_out_neat_trees(rows, RowForm(rope=takes_rope_rows(model), **form)))
     return PackedBatch(batch | join([*tree.added_media, *tree.added_media[:3]]))
 
 
@@ -114,7 +114,7 @@ def test_losses_of_a_tree_are_the_weighted_sums(shifted: bool) -> None:
     other = [replace(one, shared_len=0, ids=one.ids.flip(0)) for one in tokens[:1]]
     other = [replace(one, labels=one.ids.clone()) for one in other]
     other[0].labels[0] = IGNORE
-    batch = PackedBatch(neat_trees([[*tokens, *other]], RowForm(weights="sample", shifted=shifted)))
+    batch = PackedBatch(lay_out_neat_trees([[*tokens, *other]], RowForm(weights="sample", shifted=shifted)))
     batch["sample_ids"] = [[*(f"x/{i}" for i in range(len(tokens))), "y/0"]]
     with torch.no_grad():
         logits = model(**batch.model_inputs(model, labels=False)).logits
@@ -143,7 +143,7 @@ def test_labels_are_left_out_where_shared_tokens_are_trained() -> None:
 
 def wider_ends(rows: Any, form: RowForm) -> Any:
     """A branch sees its sibling."""
-    batch = neat_trees(rows, form)
+    batch = lay_out_neat_trees(rows, form)
     batch["tree_end"] = batch["tree_end"].clone()
     batch["tree_end"][batch["doc_ids"] > 0] = batch["tree_end"].amax()
     return batch
@@ -151,7 +151,7 @@ def wider_ends(rows: Any, form: RowForm) -> Any:
 
 def off_by_one(rows: Any, form: RowForm) -> Any:
     """Positions of M-RoPE in branches are one more."""
-    batch = neat_trees(rows, form)
+    batch = lay_out_neat_trees(rows, form)
     batch["position_ids"] = batch["position_ids"].clone()
     batch["position_ids"][1:] += (batch["doc_ids"] > 1).long()
     return batch
@@ -159,14 +159,14 @@ def off_by_one(rows: Any, form: RowForm) -> Any:
 
 def by_row(rows: Any, form: RowForm) -> Any:
     """Windows go by the place in the row."""
-    batch = neat_trees(rows, form)
+    batch = lay_out_neat_trees(rows, form)
     batch["tree_index"] = torch.arange(batch["input_ids"].shape[1]).expand_as(batch["tree_index"])
     return batch
 
 
 def of_the_tree(rows: Any, form: RowForm) -> Any:
     """The number of trained tokens is the tree's, not the sample's."""
-    batch = neat_trees(rows, replace(form, weights="token"))
+    batch = lay_out_neat_trees(rows, replace(form, weights="token"))
     batch["loss_weight"] = batch["loss_weight"] / (batch["labels"] != IGNORE).sum()
     return batch
 
@@ -180,7 +180,7 @@ def test_the_test_of_a_class_finds_each_fault(fault: Any, name: str, monkeypatch
     model = make_model(name)
     tree = tiny_tree(name, model)
     assert not try_small_model(model, tree).mixes
-    monkeypatch.setattr("energon_pack.training.tree_rows.neat_trees", fault)
+    monkeypatch.setattr("energon_pack.training.tree_rows.lay_out_neat_trees", fault)
     monkeypatch.setattr("energon_pack.training.proof.check_inputs", lambda *_: None)
     finding = try_small_model(model, tree)
     print(fault.__name__, finding)

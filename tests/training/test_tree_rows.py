@@ -12,10 +12,10 @@ from torch.nn.functional import cross_entropy
 from energon_pack import PackedTaskEncoder, guard, total_weight, use_tree_attention, weighted_loss
 from energon_pack.config import Rope
 from energon_pack.loading.task_encoder import inputs_of
-from energon_pack.plan.settings import Share
+from energon_pack.plan.settings import SharedBeginnings
 from energon_pack.training.encoded import Members
-from energon_pack.training.layout import IGNORE, Member, RowForm, loss_weights, neat
-from energon_pack.training.tree_rows import merge_members, neat_trees, refuse_invalid_trees
+from energon_pack.training.layout import IGNORE, Member, RowForm, lay_out_neat_rows, loss_weights
+from energon_pack.training.tree_rows import lay_out_neat_trees, merge_members, refuse_invalid_trees
 from support.alone import demo_model
 from support.marks import first_of
 from support.packed import demo_config, packed, train
@@ -47,7 +47,7 @@ def seen(batch: dict[str, Tensor], row: int = 0) -> Tensor:
 
 
 def test_the_picture_of_a_tree() -> None:
-    batch = neat_trees([three()], RowForm(width=12))
+    batch = lay_out_neat_trees([three()], RowForm(width=12))
     x = IGNORE
     assert batch["input_ids"].tolist() == [[10, 11, 12, 23, 24, 33, 34, 35, 44, 0, 0, 0]]
     assert batch["labels"].tolist() == [[x, x, 12, x, 24, x, 34, 35, x, x, x, x]]
@@ -64,15 +64,15 @@ def test_the_picture_of_a_tree() -> None:
 
 
 def test_a_token_counts_by_each_samples_own_trained_tokens() -> None:
-    batch = neat_trees([three()], RowForm(weights="sample"))
+    batch = lay_out_neat_trees([three()], RowForm(weights="sample"))
     expected = [0, 0, 1 / 2 + 2 / 3 + 1, 0, 1 / 2, 0, 2 / 3, 2 / 3, 0]
     assert batch["loss_weight"][0].tolist() == pytest.approx(expected)
     total = sum(float(loss_weights(one, "sqrt").sum()) for one in three())
-    assert float(neat_trees([three()], RowForm(weights="sqrt"))["loss_weight"].sum()) == pytest.approx(total)
+    assert float(lay_out_neat_trees([three()], RowForm(weights="sqrt"))["loss_weight"].sum()) == pytest.approx(total)
 
 
 def test_shifted_labels_never_cross_into_a_branch() -> None:
-    batch = neat_trees([three()], RowForm(width=12, shifted=True))
+    batch = lay_out_neat_trees([three()], RowForm(width=12, shifted=True))
     x = IGNORE
     assert batch["labels"].tolist() == [[x, 12, x, 24, x, 34, 35, x, x, x, x, x]]
     assert batch["loss_weight"].tolist() == [[0, 4, 0, 1, 0, 2, 2, 0, 0, 0, 0, 0]]
@@ -81,7 +81,7 @@ def test_shifted_labels_never_cross_into_a_branch() -> None:
 def test_equal_samples_and_ones_that_end_inside_others_bring_nothing_or_go_on() -> None:
     short, long = member([1, 2, 3], [2]), member([1, 2, 3, 4, 5], [2, 4], 3)
     twin = member([1, 2, 3, 4, 5], [2, 4], 5)
-    batch = neat_trees([[short, long, twin], [member([7, 8], [1])]], RowForm())
+    batch = lay_out_neat_trees([[short, long, twin], [member([7, 8], [1])]], RowForm())
     assert batch["input_ids"].tolist() == [[1, 2, 3, 4, 5], [7, 8, 0, 0, 0]]
     assert batch["tree_end"].tolist() == [[5] * 5, [2, 2, 5, 5, 5]]
     assert batch["doc_ids"].tolist() == [[1, 1, 1, 2, 2], [1, 1, 0, 0, 0]]
@@ -94,7 +94,7 @@ def test_three_rows_of_positions_go_on_from_the_fork() -> None:
     rows = torch.tensor([[0, 1, 1, 3], [0, 1, 1, 3], [0, 1, 2, 3]])
     some = Member(torch.arange(4), torch.full((4,), IGNORE), torch.tensor([0, 1, 1, 0]), rows)
     other = Member(torch.arange(4), torch.full((4,), IGNORE), torch.tensor([0, 1, 1, 0]), rows, shared_len=3)
-    batch = neat_trees([[some, other]], RowForm(rope=True, width=6))
+    batch = lay_out_neat_trees([[some, other]], RowForm(rope=True, width=6))
     assert batch["position_ids"][:, 0].tolist() == [
         [0, 1, 2, 3, 3, 0], [0, 1, 1, 3, 3, 0], [0, 1, 1, 3, 3, 0], [0, 1, 2, 3, 3, 0],
     ]  # fmt: skip
@@ -105,8 +105,8 @@ def test_members_that_share_nothing_are_as_neat_lays_them_out() -> None:
     plain = [member([1, 2, 3], [1, 2]), member([4, 5], [1])]
     assert not Members.of(plain).is_tree
     some, other = (
-        neat([plain], RowForm(weights="sample", width=7)),
-        neat_trees([plain], RowForm(weights="sample", width=7)),
+        lay_out_neat_rows([plain], RowForm(weights="sample", width=7)),
+        lay_out_neat_trees([plain], RowForm(weights="sample", width=7)),
     )
     for name, value in some.items():
         same = torch.equal(value, other[name]) if isinstance(value, Tensor) else value == other[name]
@@ -159,7 +159,7 @@ def dataset(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempP
     tar["t3.json"] = chat("alone", "yes")
     source = tmp_path_factory.mktemp("trees")
     write_tar(source / "a.tar", tar)
-    settings: dict[str, Any] = {"packing__share": Share.prefix, "packing__share_min_tokens": 20}
+    settings: dict[str, Any] = {"packing__share": SharedBeginnings.prefix, "packing__share_min_tokens": 20}
     settings |= {"packing__max_token_len": 1024, "model__rope": Rope.qwen2_5_vl}
     return packed(demo_config(demo, cache, tmp_path_factory.mktemp("packed"), source, **settings))
 

@@ -26,7 +26,7 @@ from energon_pack.templates.tokens.pieces import ranges_without_first_token
 from energon_pack.training import batch as batches
 from energon_pack.training.batch import PackedBatch, source_losses, total_weight, weighted_loss
 from energon_pack.training.encoded import BadPack, TrainingPack
-from energon_pack.training.layout import IGNORE, Member, RowForm, loss_weights, neat
+from energon_pack.training.layout import IGNORE, Member, RowForm, lay_out_neat_rows, loss_weights
 from energon_pack.training.megatron_layouts import one_row_per_member, thd
 from energon_pack.training.member_encoder import Encoded, MemberEncoder
 from energon_pack.training.refusals import refuse_weights
@@ -63,12 +63,14 @@ A, B, PLAIN = member(4, [1.0, 0.5, 0.5, 2.0]), member(3, factor=0.25), member(2)
 def test_weights_stand_beside_their_tokens_in_each_layout(kind: str | None, a: list[float], b: list[float]) -> None:
     """A weight beside another token would train a turn as its neighbour was meant."""
     form = RowForm(weights=kind, width=9, multiple=1)
-    batch = neat([[A, B], [PLAIN]], form)
+    batch = lay_out_neat_rows([[A, B], [PLAIN]], form)
     rest = [0.0, 1.0, *[0.0] * 7]  # one trained token counts 1 in each of them
     assert batch["loss_weight"].tolist() == [pytest.approx([*a, *b, 0, 0]), pytest.approx(rest)]
     assert batch["is_weighted"] is True
     shifted = [*a[1:], 0, *b[1:], 0]
-    assert neat([[A, B]], RowForm(weights=kind, shifted=True))["loss_weight"][0].tolist() == pytest.approx(shifted)
+    assert lay_out_neat_rows([[A, B]], RowForm(weights=kind, shifted=True))["loss_weight"][0].tolist() == pytest.approx(
+        shifted
+    )
     assert thd([A, B], RowForm(weights=kind))["loss_mask"][0].tolist() == pytest.approx(shifted)
     gaps = [*a[1:], 0, *b[1:], 0, 0]
     assert thd([A, B], RowForm(weights=kind, multiple=4))["loss_mask"][0].tolist() == pytest.approx(gaps)
@@ -78,10 +80,10 @@ def test_weights_stand_beside_their_tokens_in_each_layout(kind: str | None, a: l
 
 def test_a_batch_without_weights_is_as_before() -> None:
     """Without any and unasked for there is no key; asked for, token's are all 1 and leave the model its own loss."""
-    assert not {"loss_weight", "is_weighted"} & neat([[PLAIN]], RowForm()).keys()
-    assert neat([[PLAIN]], RowForm(weights="token"))["is_weighted"] is False
-    assert neat([[member(2)]], RowForm(weights="sample"))["is_weighted"] is False  # 1/1
-    assert neat([[member(3)]], RowForm(weights="sample"))["is_weighted"] is True
+    assert not {"loss_weight", "is_weighted"} & lay_out_neat_rows([[PLAIN]], RowForm()).keys()
+    assert lay_out_neat_rows([[PLAIN]], RowForm(weights="token"))["is_weighted"] is False
+    assert lay_out_neat_rows([[member(2)]], RowForm(weights="sample"))["is_weighted"] is False  # 1/1
+    assert lay_out_neat_rows([[member(3)]], RowForm(weights="sample"))["is_weighted"] is True
 
 
 @settings(max_examples=60, deadline=None)
@@ -274,7 +276,7 @@ def test_what_has_no_place_for_weights_refuses_them_by_name() -> None:
     with pytest.raises(BadPack, match=r"half in p: .* layout=mlm has no place for it; layout=thd"):
         refuse_weights([pack], "layout=mlm", "layout=thd and rows have")
     refuse_weights([TrainingPack("p", [Encoded("plain", PLAIN)], {}, [])], "layout=mlm", "")
-    assert isinstance(PackedBatch(neat([[B]], RowForm())), dict)
+    assert isinstance(PackedBatch(lay_out_neat_rows([[B]], RowForm())), dict)
 
 
 # The losses of the entries of a mixture add up to the loss of the step, over batches and ranks.

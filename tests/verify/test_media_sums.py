@@ -13,7 +13,7 @@ from zlib import crc32
 import pytest
 
 from energon_pack.config import MediaIn, PackConfig, Stage
-from energon_pack.dataset.files import checksums_to_bytes, joined_checksums
+from energon_pack.dataset.files import checksums_to_bytes, join_checksums_of_shards
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.verify.command import main
@@ -100,10 +100,10 @@ def test_checksums_of_shards_are_joined() -> None:
     """Shards of two packs (one and two media) and of one pack (without media, then one)."""
     one, two = checksums_to_bytes([0, 1, 3], [7, 8, 9]), checksums_to_bytes([0, 0, 1], [2**32 - 1])
     whole = struct.pack("<5Q4I", 40, 44, 52, 52, 56, 7, 8, 9, 2**32 - 1)
-    assert joined_checksums([one, two]) == whole
-    assert joined_checksums([whole]) == whole
-    assert joined_checksums([checksums_to_bytes([0, 0], [])]) is None
-    assert joined_checksums([]) is None
+    assert join_checksums_of_shards([one, two]) == whole
+    assert join_checksums_of_shards([whole]) == whole
+    assert join_checksums_of_shards([checksums_to_bytes([0, 0], [])]) is None
+    assert join_checksums_of_shards([]) is None
 
 
 @pytest.mark.parametrize("which", ["texts", "references"])

@@ -19,12 +19,12 @@ import pytest
 
 from energon_pack.dataset.pack_json import ParsedPack
 from energon_pack.dataset.pack_parts import PackFiles
-from energon_pack.errors import PackError, printable, quote
+from energon_pack.errors import PackError, escape_unprintable, quote
 from energon_pack.samples.sample import Part
 from energon_pack.verify import members
 from energon_pack.verify.command import Options, main, verify
 from energon_pack.verify.findings import CHECKS, Findings
-from energon_pack.verify.pack_checks import check_capacity
+from energon_pack.verify.pack_checks import check_packing_limits
 from support.corruptions import CORRUPTIONS, cut_short, duplicate_pack, flip
 from support.damage import (
     HOSTILE,
@@ -124,7 +124,7 @@ def test_a_source_that_lost_or_gained_samples(packed: Path, tmp_path: Path) -> N
 def test_capacity(lens: list[int], packing: dict[str, Any], expected: list[str]) -> None:
     """Padding counts; one sample alone may be longer where the settings say so, two never."""
     one = ParsedPack(PackFiles("p_0", 0, 0, []), {}, meta={"token_lens": lens})
-    defects = list(check_capacity(one, {"max_token_len": 512, "pad_to_multiple_of": 1, **packing}))
+    defects = list(check_packing_limits(one, {"max_token_len": 512, "pad_to_multiple_of": 1, **packing}))
     assert len(defects) == len(expected)
     assert all(what.endswith(words) for what, words in zip(defects, expected, strict=True))
 
@@ -162,7 +162,7 @@ def test_any_json_is_survived(copy: Path, demo: tuple[Path, Path], seed: int) ->
             raise
         defects = found(copy, decode=True)
     assert defects.num_defects.total() > 5
-    assert printable(lines(defects).replace("\n", " ")).isprintable()
+    assert escape_unprintable(lines(defects).replace("\n", " ")).isprintable()
 
 
 def test_bytes_anywhere_are_survived(packed: Path, tmp_path: Path) -> None:
@@ -186,9 +186,9 @@ def test_a_video_with_fewer_frames_than_its_header_says(monkeypatch: pytest.Monk
     data = film()
     file: Any = SimpleNamespace(read=lambda offset, size: data[offset : offset + size])
     part = Part("s000.v00.mp4", 0, len(data))
-    assert list(members.check_decoding(file, part)) == []
+    assert list(members.check_medium_decodes(file, part)) == []
     monkeypatch.setattr(members, "frame_times", lambda _: [0.0] * 11)
-    assert list(members.check_decoding(file, part)) == ["s000.v00.mp4: 11 frames decode, its header says 12"]
+    assert list(members.check_medium_decodes(file, part)) == ["s000.v00.mp4: 11 frames decode, its header says 12"]
 
 
 def test_text_in_the_plan_may_be_none(copy: Path) -> None:

@@ -12,9 +12,9 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
-from energon_pack.plan.bins.balanced import pack_balanced
+from energon_pack.plan.bins.balanced import pack_balanced_bins
 from energon_pack.plan.bins.capped import pack_capped
-from energon_pack.plan.bins.fits import best_fit_decreasing, drawn_fit, exact_fit
+from energon_pack.plan.bins.fits import best_fit_decreasing, pack_by_exact_fit, pack_in_random_order
 from energon_pack.plan.bins.planned_bins import (
     Bins,
     ItemsOfOneLength,
@@ -25,7 +25,7 @@ from energon_pack.plan.bins.planned_bins import (
     group_by_bin,
     lower_bound,
     lower_bound_l2,
-    lower_bound_of_histogram,
+    tighter_lower_bound_from_histogram,
 )
 from energon_pack.plan.settings import Algorithm
 from energon_pack.run.seeded_random import Ints
@@ -91,7 +91,7 @@ def _pack_lengths(lens: Ints, capacity: int, algorithm: Algorithm, seed: int) ->
     unit = int(np.gcd.reduce(np.flatnonzero(histogram)))  # 64 if lengths are rounded up to 64
     histogram = np.concatenate((histogram[:1], histogram[unit::unit]))
     capacity = min(capacity // unit, int(histogram @ np.arange(len(histogram))))
-    bound = lower_bound_of_histogram(histogram, capacity)
+    bound = tighter_lower_bound_from_histogram(histogram, capacity)
     narrow_lens = as_int32_if_fits(lens)
     items = argsort_with_random_ties(narrow_lens, seed)
 
@@ -105,7 +105,7 @@ def _pack_lengths(lens: Ints, capacity: int, algorithm: Algorithm, seed: int) ->
             exact.extend(_fewest_bins(histogram, capacity, bound, enough, seed))
             return max(count_bins(exact), enough)
 
-        bin_of = pack_balanced(
+        bin_of = pack_balanced_bins(
             narrow_lens[items[::-1]] // unit, capacity, bound, bound * _ENOUGH_TIMES_BOUND, seed, limit
         )
         return group_by_bin(bin_of_ascending_items(exact) if bin_of is None else bin_of[::-1], items, seed)
@@ -123,7 +123,7 @@ def _fewest_bins(histogram: Ints, capacity: int, bound: int, enough: float, seed
         bound: a number of bins that no packing can go below.
         enough: if a faster algorithm needs only so many bins, the slowest is not tried.
     """
-    runs = exact_fit(histogram, capacity, seed)
+    runs = pack_by_exact_fit(histogram, capacity, seed)
     if count_bins(runs) > bound:  # sets of few items may be luckier with best fit
         runs = min(runs, best_fit_decreasing(histogram, capacity), key=count_bins)
     if count_bins(runs) > enough:
@@ -132,8 +132,8 @@ def _fewest_bins(histogram: Ints, capacity: int, bound: int, enough: float, seed
 
 
 def _pack_drawn(histogram: Ints, capacity: int, seed: int) -> list[ItemsOfOneLength]:
-    """Pack by `drawn_fit`, and then the items that it leaves, into as few bins as possible."""
-    runs, left = drawn_fit(histogram, capacity, seed)
-    rest = min(exact_fit(left, capacity, seed), best_fit_decreasing(left, capacity), key=count_bins)
+    """Pack by `pack_in_random_order`, and then the items that it leaves, into as few bins as possible."""
+    runs, left = pack_in_random_order(histogram, capacity, seed)
+    rest = min(pack_by_exact_fit(left, capacity, seed), best_fit_decreasing(left, capacity), key=count_bins)
     num_bins = count_bins(runs)
     return runs + [run._replace(first=num_bins + run.first) for run in rest]

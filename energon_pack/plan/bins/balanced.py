@@ -41,8 +41,13 @@ class FillOrder(Enum):
     ascending_alike = 2  # ascending, and all equal gaps alike: takes half the time, and gives about as few bins
 
 
-def pack_balanced(
-    lens: AnyInts, capacity: int, num_bins: int, goal: float, seed: int, limit: Callable[[], float] = lambda: inf
+def pack_balanced_bins(
+    lens: AnyInts,
+    capacity: int,
+    num_bins: int,
+    enough_bins: float,
+    seed: int,
+    find_max_bins: Callable[[], float] = lambda: inf,
 ) -> AnyInts | None:
     """Pack items so that all bins have like mixtures of long and short items; return each item's bin.
 
@@ -53,17 +58,17 @@ def pack_balanced(
     Args:
         lens: longest first.
         num_bins: number of bins to begin with: the lower bound.
-        goal: the search for a tail ends when it needs only so many bins.
-        limit: returns the most bins; called only if the small tails need more than one bin over the goal.
+        enough_bins: the search for a tail ends when it needs only so many bins.
+        find_max_bins: returns the most bins; called only if the small tails need more than one bin over the goal.
     """
     search = _Search(lens, capacity, num_bins, seed)
-    search.most = goal + _negligible_difference(goal)
+    search.most = enough_bins + _negligible_difference(enough_bins)
     for tail in range(_NUM_SMALL_TAILS):
         search.try_tail(tail, FillOrder.by_chance)
-        if search.most + 1 <= goal:
+        if search.most + 1 <= enough_bins:
             return search.bin_of_each_item()
-    if search.most > goal:
-        search.set_most_bins(limit())
+    if search.most > enough_bins:
+        search.set_most_bins(find_max_bins())
     most = search.most
     search.try_tail(0, FillOrder.by_chance)
     near = _negligible_difference(most)
@@ -136,7 +141,7 @@ class _Search:
         gaps, head = self._best
         result = np.full(len(self._lens), -1, np.int32)
         result[:head] = self._bin_of[:head]
-        result[np.flatnonzero(result < 0)[::-1]] = gaps.bins_of()
+        result[np.flatnonzero(result < 0)[::-1]] = gaps.find_bin_of_items()
         return result
 
     def _update_sums(self, first: int, last: int, sign: int) -> None:
@@ -181,7 +186,7 @@ class FilledGaps(NamedTuple):
     real_bin_of: Ints  # the bin that each bin of the runs stands for
     num_bins: int
 
-    def bins_of(self) -> AnyInts:
+    def find_bin_of_items(self) -> AnyInts:
         """Return the bin of each item, in ascending order of length."""
         return as_int32_if_fits(self.real_bin_of)[bin_of_ascending_items(self.runs)]
 
@@ -219,7 +224,7 @@ def fill_gaps(
     for gap, first, size in np.stack((gaps, firsts, sizes), axis=1)[order].tolist():
         while size and gap >= smallest and (content := _content_of_gap(stock, gap)):
             # Do not fill all alike: that would use up one length.
-            number = stock.num_fillable_bins(content, size if way is FillOrder.ascending_alike else -(-size // 2))
+            number = stock.count_fillable_bins(content, size if way is FillOrder.ascending_alike else -(-size // 2))
             runs += stock.take(content, first, number)
             left.append(OpenBins(gap - sum(length * copies for length, copies in content.items()), first, number))
             smallest = stock.smallest
@@ -251,7 +256,7 @@ def _content_of_gap(stock: RemainingItems, gap: int) -> dict[int, int]:
     """Choose items for a gap: any while it is wide, at last those that fill it exactly. Returns length → copies."""
     content: dict[int, int] = {}
     while gap:
-        more = stock.find_exact(gap)
+        more = stock.find_lengths_filling_gap(gap)
         if not more:
             is_wide = gap > 3 * stock.largest
             length = stock.random_within(gap) if is_wide else stock.largest_within(gap)

@@ -159,7 +159,7 @@ class _CappedBins:
         """Fill the bins with these items to the last token; a bin that would break another cap stays unchanged."""
         items = items[np.argsort(self.costs[0, items], kind="stable")]
         gaps = fill_gaps(np.bincount(self.costs[0, items]), self.caps[0] - self._fill[0], int(self.caps[0]), seed)
-        bins = gaps.bins_of()
+        bins = gaps.find_bin_of_items()
         items, bins = items[bins < self.num_bins], bins[bins < self.num_bins]
         added = [np.bincount(bins, cost[items], self.num_bins) for cost in self.costs]
         filled = self._fill + np.array(added).astype(np.int64)

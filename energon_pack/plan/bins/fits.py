@@ -1,21 +1,21 @@
 """Pack by the space that is left: best fit, exact fit, and exact fit of items that are drawn, as a stream does.
 
-`exact_fit` has the idea of minimum bin slack (Gupta, Ho, "A new heuristic algorithm for the one-dimensional bin-packing
-problem", 1999), with at most three items to complete a bin, and sets of lengths as bits of one integer. It fills
-several bins alike at once, as long as enough is left for the others. It is a heuristic: no bound is proven. Measured,
-bins over the lower bound L2, best fit in brackets: long-tailed mixtures 0 (0 to 0.05 %); uniform 700-2600 in 8k 0.14 %
-(1.8 %); tiles of 256 in 8k 0.03 % (0.35 %); video of 4-16k in 32k 0.3 % (2.9 %). It costs 2 to 10 times best fit: 0.1
-to 1 s for 1M items.
+`pack_by_exact_fit` has the idea of minimum bin slack (Gupta, Ho, "A new heuristic algorithm for the one-dimensional
+bin-packing problem", 1999), with at most three items to complete a bin, and sets of lengths as bits of one integer. It
+fills several bins alike at once, as long as enough is left for the others. It is a heuristic: no bound is proven.
+Measured, bins over the lower bound L2, best fit in brackets: long-tailed mixtures 0 (0 to 0.05 %); uniform 700-2600 in
+8k 0.14 % (1.8 %); tiles of 256 in 8k 0.03 % (0.35 %); video of 4-16k in 32k 0.3 % (2.9 %). It costs 2 to 10 times best
+fit: 0.1 to 1 s for 1M items.
 
 `best_fit_decreasing` handles bins with the same space left as one range. One step fills as many bins of a range with as
 many copies of a length as the textbook algorithm would, one item after the other: about 10^4 steps whatever the number
 of items. The number of bins is the same as for the item-by-item algorithm: at most 11/9 · optimum + 4 (Johnson,
 "Near-Optimal Bin Packing Algorithms", 1973), and the lower bound on long-tailed sets.
 
-`drawn_fit` gives bins the same mixture from the first to the last. So items that complete bins are not used up, as they
-are when the longest items go first. Measured for 20,000 items, none short, as bins over the lower bound L2, exact fit
-in brackets: uniform 700-2600 in 4k 0.2 % (1.0 %); InternVL's tiles in 4k 0.1 % (2.6 %); video of 4-16k in 32k 0.02 %
-(0.4 %). It is the slowest way, so with many items it draws several of one length at once.
+`pack_in_random_order` gives bins the same mixture from the first to the last. So items that complete bins are not used
+up, as they are when the longest items go first. Measured for 20,000 items, none short, as bins over the lower bound L2,
+exact fit in brackets: uniform 700-2600 in 4k 0.2 % (1.0 %); InternVL's tiles in 4k 0.1 % (2.6 %); video of 4-16k in 32k
+0.02 % (0.4 %). It is the slowest way, so with many items it draws several of one length at once.
 """
 
 from collections.abc import Iterable
@@ -61,11 +61,11 @@ class RemainingItems:
     def histogram(self) -> Ints:
         return np.array(self._counts, np.int64)
 
-    def num_fillable_bins(self, content: dict[int, int], most: int) -> int:
-        """Return how many bins (at most `most`) the remaining items can fill with a content (length → copies)."""
-        for length, copies in content.items():
-            most = min(most, self._counts[length] // copies)
-        return most
+    def count_fillable_bins(self, copies_by_length: dict[int, int], max_bins: int) -> int:
+        """Return how many bins (at most `max_bins`) the remaining items can fill with a content (length → copies)."""
+        for length, copies in copies_by_length.items():
+            max_bins = min(max_bins, self._counts[length] // copies)
+        return max_bins
 
     def content_with_more(self, content: dict[int, int], more: tuple[int, ...]) -> dict[int, int] | None:
         """Add the lengths `more` to a bin's content (length → copies); None: `more` is empty, or too few are left."""
@@ -76,15 +76,15 @@ class RemainingItems:
                 return None
         return together if more else None
 
-    def take(self, content: dict[int, int], first: int, num_bins: int) -> list[ItemsOfOneLength]:
-        """Remove the items that fill `num_bins` bins, numbered from `first` on, with a content (length → copies)."""
+    def take(self, copies_by_length: dict[int, int], first_bin: int, num_bins: int) -> list[ItemsOfOneLength]:
+        """Remove the items that fill `num_bins` bins, from `first_bin` on, with a content (length → copies)."""
         runs = []
-        for length, copies in content.items():
+        for length, copies in copies_by_length.items():
             self._counts[length] -= num_bins * copies
             if not self._counts[length]:
                 self._lengths ^= 1 << length
                 self._mirrored ^= 1 << (self._top - length)
-            runs.append(ItemsOfOneLength(length, copies, first, num_bins))
+            runs.append(ItemsOfOneLength(length, copies, first_bin, num_bins))
         return runs
 
     def largest_within(self, gap: int) -> int:
@@ -95,7 +95,7 @@ class RemainingItems:
         """Return a random remaining length of at most `gap`; 0: there is none."""
         return self._pick(self._lengths & ((2 << gap) - 1), gap)
 
-    def find_exact(self, gap: int) -> tuple[int, ...]:
+    def find_lengths_filling_gap(self, gap: int) -> tuple[int, ...]:
         """Return one to three remaining lengths, as few as possible, whose sum is `gap`; empty: none was found."""
         if self.count(gap):
             return (gap,)
@@ -145,7 +145,7 @@ def _as_bits(there: npt.NDArray[np.bool_]) -> int:
     return int.from_bytes(np.packbits(there, bitorder="little").tobytes(), "little")
 
 
-def exact_fit(histogram: Ints, capacity: int, seed: int) -> list[ItemsOfOneLength]:
+def pack_by_exact_fit(histogram: Ints, capacity: int, seed: int) -> list[ItemsOfOneLength]:
     """Pack items (a histogram of lengths), longest first; complete each bin exactly, else with the longest that fit.
 
     The completion is random: always taking the longest uses up one end of the histogram, and then nothing fits the last
@@ -158,7 +158,7 @@ def exact_fit(histogram: Ints, capacity: int, seed: int) -> list[ItemsOfOneLengt
         # Not all items of this length at once: that would use up the lengths that complete the next bins.
         wanted = max(1, stock.count(longest) // (capacity // longest))
         content = _complete_bin(stock, capacity - longest, {longest: 1})
-        number = stock.num_fillable_bins(content, wanted)
+        number = stock.count_fillable_bins(content, wanted)
         runs += stock.take(content, num_bins, number)
         num_bins += number
     return runs
@@ -167,7 +167,7 @@ def exact_fit(histogram: Ints, capacity: int, seed: int) -> list[ItemsOfOneLengt
 def _complete_bin(stock: RemainingItems, gap: int, content: dict[int, int]) -> dict[int, int]:
     """Add items to a bin's content (length → copies) until nothing fits its gap, exactly if possible."""
     while gap:
-        completed = stock.content_with_more(content, stock.find_exact(gap))
+        completed = stock.content_with_more(content, stock.find_lengths_filling_gap(gap))
         if completed:
             return completed
         length = stock.largest_within(gap)
@@ -183,13 +183,13 @@ def _complete_bin(stock: RemainingItems, gap: int, content: dict[int, int]) -> d
 
 
 def best_fit_decreasing(
-    histogram: Ints, capacity: int, opened: Iterable[OpenBins] = (), num_bins: int = 0
+    histogram: Ints, capacity: int, open_bins: Iterable[OpenBins] = (), num_bins: int = 0
 ) -> list[ItemsOfOneLength]:
     """Put items, longest first, each into the fullest bin that still has room.
 
     Args:
         histogram: number of items of each length.
-        opened: bins with free space to start with.
+        open_bins: bins with free space to start with.
         num_bins: number of bins that exist already; it is also the number of the first new bin.
     """
     by_space: dict[int, list[tuple[int, int]]] = {}  # space left → ranges of bins: first, number
@@ -201,7 +201,7 @@ def best_fit_decreasing(
         by_space.setdefault(space, []).append((first, number))
         spaces |= 1 << space
 
-    for bins in opened:
+    for bins in open_bins:
         put(*bins)
     lengths = np.flatnonzero(histogram)[::-1]
     for length, count in zip(lengths.tolist(), histogram[lengths].tolist(), strict=True):
@@ -231,7 +231,7 @@ _MAX_WAITING = 200  # items that wait; after so many bins the oldest begins the 
 _MAX_DRAWS = 20_000  # items that are drawn one by one; if there are more, each draw stands for several of its length
 
 
-def drawn_fit(histogram: Ints, capacity: int, seed: int) -> tuple[list[ItemsOfOneLength], Ints]:
+def pack_in_random_order(histogram: Ints, capacity: int, seed: int) -> tuple[list[ItemsOfOneLength], Ints]:
     """Pack items that come in random order; waiting items fill each bin, and a few are left at the end.
 
     Returns:

@@ -112,10 +112,10 @@ def lower_bound_l2(lens: AnyInts, capacity: int) -> int:
 
     Source: Martello, Toth, "Lower bounds and reduction procedures for the bin packing problem", 1990.
     """
-    return lower_bound_of_histogram(np.bincount(lens), capacity) if len(lens) else 0
+    return tighter_lower_bound_from_histogram(np.bincount(lens), capacity) if len(lens) else 0
 
 
-def lower_bound_of_histogram(histogram: Ints, capacity: int) -> int:
+def tighter_lower_bound_from_histogram(histogram: Ints, capacity: int) -> int:
     """Return `lower_bound_l2`. `histogram`: int[longest length + 1]; entry n is the number of items of length n."""
     counts = np.concatenate(([0], np.cumsum(histogram)))  # of items < length
     tokens = np.concatenate(([0], np.cumsum(histogram * np.arange(len(histogram)))))

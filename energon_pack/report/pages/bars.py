@@ -33,10 +33,14 @@ class Piece(NamedTuple):
     is_odd: bool = False  # drawn paler, to tell it from a neighbour of the same kind
 
 
-def segmented_bar(pieces: Sequence[Piece], total: float, ends: bool = True) -> Html:
-    """Draw one bar of coloured pieces; with `ends`, a last piece shows the rest up to `total` as padding."""
+def draw_segmented_bar(pieces: Sequence[Piece], total: float, shows_padding: bool = True) -> Html:
+    """Draw one bar of coloured pieces; with `shows_padding`, a last piece shows the rest up to `total` as padding."""
     used = sum(piece.size for piece in pieces)
-    rest = [Piece("padding", total - used, f"padding: {short_number(total - used)}")] if ends and total > used else []
+    rest = (
+        [Piece("padding", total - used, f"padding: {short_number(total - used)}")]
+        if shows_padding and total > used
+        else []
+    )
     drawn = [
         tag(
             "i",
@@ -53,16 +57,16 @@ def segmented_bar(pieces: Sequence[Piece], total: float, ends: bool = True) -> H
     return tag("div", *drawn, class_="strip", role="img", aria_label=sums_text)
 
 
-def legend(kinds: Mapping[str, object]) -> Html | None:
+def draw_colour_legend(kinds: Mapping[str, object]) -> Html | None:
     """Draw a key that says which colour stands for which kind; None: there are fewer than two kinds."""
     if len(kinds) < 2:
         return None
     return tag("div", *(tag("span", tag("i", class_=f"of-{kind}"), kind) for kind in kinds), class_="legend")
 
 
-def with_bar(text: str, share: float) -> Cell:
+def make_bar_cell(text: str, filled_share: float) -> Cell:
     """Return a table cell with a bar behind its text, as long as a share (0 to 1) of the column's width."""
-    return Cell(text, tag("span", text, class_="bar", style=f"--share:{100 * min(1.0, max(0.0, share)):.1f}%"))
+    return Cell(text, tag("span", text, class_="bar", style=f"--share:{100 * min(1.0, max(0.0, filled_share)):.1f}%"))
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,7 @@ def draw_histogram(shape: Histogram, x: str, y: str, mark: tuple[float, str] | N
         mark: an edge, and the words that stand between the bars below and above it.
     """
     sums = [sum(values[i] for values in shape.counts.values()) for i in range(len(shape.edges) - 1)]
-    return tag("div", legend(shape.counts), *_bars(shape, sums, (x, y), mark), class_="histogram")
+    return tag("div", draw_colour_legend(shape.counts), *_bars(shape, sums, (x, y), mark), class_="histogram")
 
 
 def _bars(
@@ -127,7 +131,7 @@ def _bars(
                 if values[i]
             ]
             yield tag("span", f"{low:,.0f} – {high:,.0f}")
-            yield segmented_bar(pieces, max(sums), ends=False)
+            yield draw_segmented_bar(pieces, max(sums), shows_padding=False)
             yield tag("span", short_number(sums[i]))
     if mark and mark[0] >= shape.edges[-1]:
         yield tag("p", mark[1], class_="mark")

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
-from energon_pack.errors import amount, printable
+from energon_pack.errors import amount, escape_unprintable
 from energon_pack.run.console import console
 from energon_pack.samples.keys import similar_key_hint
 
@@ -66,9 +66,9 @@ def join(content: Iterable[Any]) -> Html:
     return Html("".join(texts))
 
 
-def clipped(text: str, most: int) -> str:
-    """Cut text to `most` characters, for a page that has to stay small."""
-    return text if len(text) <= most else f"{text[:most]}…"
+def clip_text(text: str, max_chars: int) -> str:
+    """Cut text to `max_chars` characters, for a page that has to stay small."""
+    return text if len(text) <= max_chars else f"{text[:max_chars]}…"
 
 
 def _printable(value: Any) -> str:
@@ -189,9 +189,9 @@ class Rows:
         is_wide = sum(self._widths(lambda name: [name])) + 2 * (len(self.header) - 1) <= width
         for number, name in enumerate(self.header):
             if number < self.num_words:
-                drawn.add_column(printable(name), overflow="fold")
+                drawn.add_column(escape_unprintable(name), overflow="fold")
             else:
-                drawn.add_column(printable(name), justify="right", width=None if is_wide else least[number])
+                drawn.add_column(escape_unprintable(name), justify="right", width=None if is_wide else least[number])
         for number, row in enumerate(self.texts):
             drawn.add_row(*row, style="bold" if number in self.strong else "dim" if number in self.faint else None)
         return drawn
@@ -199,7 +199,9 @@ class Rows:
     @property
     def texts(self) -> list[list[str]]:
         """Return the text of each cell, row by row, printable on a terminal."""
-        return [[printable(cell.text if isinstance(cell, Cell) else cell) for cell in row] for row in self.rows]
+        return [
+            [escape_unprintable(cell.text if isinstance(cell, Cell) else cell) for cell in row] for row in self.rows
+        ]
 
     @property
     def least_width(self) -> int:
@@ -264,7 +266,7 @@ def percent(number: float, of: float) -> str:
 def named_keys(keys: Mapping[str, Mapping[str, Any]]) -> str:
     """List some unknown keys of records as text; `keys`: key → number of `samples`, and one sample as `example`."""
     named = (
-        f"{clipped(key, _MAX_NAME_CHARS)} ({found['samples']:,}, as {found['example']}{similar_key_hint(key)})"
+        f"{clip_text(key, _MAX_NAME_CHARS)} ({found['samples']:,}, as {found['example']}{similar_key_hint(key)})"
         for key, found in keys.items()
     )
     return f"{', '.join(islice(named, _MAX_KEYS))}{', …' * (len(keys) > _MAX_KEYS)}"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from energon_pack.dataset.files import PlanRow
-from energon_pack.dataset.pack_json import ParsedPack, messages_of, read_written_tokens
+from energon_pack.dataset.pack_json import ParsedPack, read_messages_of_member, read_written_tokens
 from energon_pack.errors import PackError, one_line
 from energon_pack.report.views.view import (
     MediumView,
@@ -12,9 +12,9 @@ from energon_pack.report.views.view import (
     PackPlace,
     PackView,
     TokenDecoder,
-    thumbnail,
+    add_tokens_to_view,
+    make_webp_thumbnail,
     turns_of,
-    with_tokens,
 )
 from energon_pack.samples.bytes import ByteRange, Bytes, as_file
 from energon_pack.samples.conversation import options_of
@@ -26,25 +26,25 @@ from energon_pack.samples.sample import Part, media_type
 from energon_pack.samples.skip import Skip
 
 
-def pack_view(
-    file: Bytes,
+def read_pack_view(
+    shard_file: Bytes,
     pack: ParsedPack,
     place: PackPlace,
     rows: Sequence[PlanRow] | None = None,
-    vocabulary: TokenDecoder | None = None,
+    decoder: TokenDecoder | None = None,
     max_thumbnails: int = 0,
     defects: Sequence[str] = (),
-    most_read: int | None = None,
+    max_members_read: int | None = None,
 ) -> PackView:
     """Read a written pack, and build what terminal and page show of it and its members.
 
     Args:
-        file: the shard that the pack is in.
+        shard_file: the shard that the pack is in.
         rows: a row of the plan for each member; None: there is no plan.
-        vocabulary: of the tokenizer with which the pack was made; None: show no tokens.
+        decoder: of the tokenizer with which the pack was made; None: show no tokens.
         max_thumbnails: how many media get a picture.
         defects: what is wrong with the pack's JSON; any is an error.
-        most_read: read text and media only of the first so many members; None: of all.
+        max_members_read: read text and media only of the first so many members; None: of all.
 
     Raises:
         PackError: the pack is damaged.
@@ -53,7 +53,9 @@ def pack_view(
     if defects:
         raise PackError(f"{where}: {defects[0]}: python -m energon_pack.verify says more")
     try:
-        members = _members(file, pack, rows or [None] * len(pack.sample_ids), vocabulary, max_thumbnails, most_read)
+        members = _members(
+            shard_file, pack, rows or [None] * len(pack.sample_ids), decoder, max_thumbnails, max_members_read
+        )
     except (Skip, TokensDamaged, KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise PackError(f"{where}: {one_line(error)}: python -m energon_pack.verify says more") from None
     holds_text = MESSAGES_FIELD in pack.fields or MESSAGES_FIELD not in pack.flavor.optional
@@ -72,7 +74,9 @@ def _members(
     for index, row in zip(range(len(pack.sample_ids)), rows, strict=True):
         is_read = most_read is None or index < most_read
         view = _member(file, pack, index, row, max_thumbnails, is_read)
-        members.append(with_tokens(view, tokens[index], vocabulary) if vocabulary is not None and is_read else view)
+        members.append(
+            add_tokens_to_view(view, tokens[index], vocabulary) if vocabulary is not None and is_read else view
+        )
         max_thumbnails -= sum(medium.data is not None for medium in view.media)
     return members
 
@@ -93,7 +97,7 @@ def _member(
         token_len=pack.meta["token_lens"][index],
         num_supervised=pack.meta["num_supervised"][index],
         num_visual_tokens=None if row is None else row.num_visual_tokens,
-        turns=turns_of(messages_of(file, pack, index)) if has_text else [],
+        turns=turns_of(read_messages_of_member(file, pack, index)) if has_text else [],
         media=media,
         weight=options_of(pack.flavor.fields((pack.json_of_members or [])[index])).weight if has_text else 1.0,
         shared_len=pack.shared_lens[index],
@@ -110,7 +114,7 @@ def _medium(file: Bytes, part: Part | None, name: str, kind: str, has_picture: b
         size = KINDS[found.kind].size(found)
         medium = replace(medium, kind=found.kind, size=size, num_frames=found.num_frames)
         if has_picture and KINDS[found.kind].has_picture:
-            medium = replace(medium, data=thumbnail(file.read(part.offset, part.size), found.kind))
+            medium = replace(medium, data=make_webp_thumbnail(file.read(part.offset, part.size), found.kind))
     except Skip as skip:
         return replace(medium, problem=skip.detail)
     except ValueError as error:

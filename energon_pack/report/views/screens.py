@@ -5,10 +5,17 @@ from itertools import groupby
 
 from rich.text import Text
 
-from energon_pack.errors import amount, printable
-from energon_pack.report.pages.bars import Piece, legend, segmented_bar
+from energon_pack.errors import amount, escape_unprintable
+from energon_pack.report.pages.bars import Piece, draw_colour_legend, draw_segmented_bar
 from energon_pack.report.pages.html import Html, Rows, code_cell, details, join, print_table, tag
-from energon_pack.report.views.text import MARKS_EXPLAINED, Block, Pictures, Sentence, Tokens, Turns
+from energon_pack.report.views.text import (
+    MARKS_EXPLAINED,
+    DisplayBlock,
+    PicturesBlock,
+    SentenceBlock,
+    Tokens,
+    TurnsBlock,
+)
 from energon_pack.report.views.view import MediumView, MemberView, PackView, Span, weight_text
 from energon_pack.run.console import console, say
 from energon_pack.samples.media.kinds import KINDS
@@ -47,13 +54,13 @@ def pack_section(view: PackView, max_chars: int = 12_000, max_members: int = 24)
         "div",
         tag("h3", f"Pack {view.place.number:,} of {view.place.num_packs:,}: ", tag("code", view.key)),
         *(block.to_html() for block in _pack_blocks(view)),
-        pack_strip(view),
+        draw_pack_bar(view),
         tag("p", MARKS_EXPLAINED, class_="says") if any(member.spans for member in shown) else None,
         *members[:_OPEN_MEMBERS],
         details(_more_members(len(members) - _OPEN_MEMBERS), *members[_OPEN_MEMBERS:])
         if members[_OPEN_MEMBERS:]
         else None,
-        Sentence(f"and {_more_members(rest)}").to_html() if rest and shown else None,
+        SentenceBlock(f"and {_more_members(rest)}").to_html() if rest and shown else None,
         class_="pack",
         id=f"pack-{view.place.number}",
     )
@@ -75,24 +82,24 @@ def print_pack(view: PackView, full: bool = False) -> None:
         print_heading(f"#{number} {member.sample_id}")
         print_blocks(member_blocks(member), None if full else _MAX_TEXT_CHARS)
     if rest := len(view.members) - len(shown):
-        print_blocks([Sentence(f"… the text of {_more_members(rest)} (--full)")])
+        print_blocks([SentenceBlock(f"… the text of {_more_members(rest)} (--full)")])
 
 
-def print_blocks(blocks: Iterable[Block], most: int | None = None) -> None:
-    """Print blocks one below another; `most`: characters of a text, None: all."""
+def print_blocks(blocks: Iterable[DisplayBlock], max_chars: int | None = None) -> None:
+    """Print blocks one below another; `max_chars`: characters of a text, None: all."""
     for block in blocks:
-        if drawn := block.to_terminal(most):
-            console().print(drawn, soft_wrap=isinstance(block, Sentence))
+        if drawn := block.to_terminal(max_chars):
+            console().print(drawn, soft_wrap=isinstance(block, SentenceBlock))
 
 
 def print_heading(text: str) -> None:
     """Print the title of what follows."""
-    console().print(Text(f"\n{printable(text)}", "bold"), soft_wrap=True)
+    console().print(Text(f"\n{escape_unprintable(text)}", "bold"), soft_wrap=True)
 
 
-def _pack_blocks(view: PackView) -> list[Block]:
-    missing = [] if view.holds_text else [Sentence("it holds no conversations (output.messages=false)", "bad")]
-    return [Sentence(pack_facts(view)), *missing]
+def _pack_blocks(view: PackView) -> list[DisplayBlock]:
+    missing = [] if view.holds_text else [SentenceBlock("it holds no conversations (output.messages=false)", "bad")]
+    return [SentenceBlock(pack_facts(view)), *missing]
 
 
 def pack_facts(view: PackView) -> str:
@@ -134,16 +141,16 @@ def _sizes(media: Sequence[MediumView]) -> str:
     return ", ".join(words) + (f" +{len(media) - _MAX_MEDIA_NAMED:,}" if len(media) > _MAX_MEDIA_NAMED else "")
 
 
-def member_blocks(member: MemberView, max_html_chars: int = 0) -> list[Block]:
+def member_blocks(member: MemberView, max_html_chars: int = 0) -> list[DisplayBlock]:
     """Return the blocks that show a member or a sample: its facts, problems, pictures, and its tokens or turns.
 
     `max_html_chars`: characters of its text in HTML; a terminal has a limit of its own.
     """
     return [
-        Sentence(member_facts(member)),
-        *([Sentence(f"In no pack: {member.refused}", "bad")] if member.refused else []),
-        Pictures(member.media),
-        Turns(member.turns, max_html_chars) if member.spans is None else Tokens(member.spans, max_html_chars),
+        SentenceBlock(member_facts(member)),
+        *([SentenceBlock(f"In no pack: {member.refused}", "bad")] if member.refused else []),
+        PicturesBlock(member.media),
+        TurnsBlock(member.turns, max_html_chars) if member.spans is None else Tokens(member.spans, max_html_chars),
     ]
 
 
@@ -174,10 +181,10 @@ def print_sample(view: MemberView, place: str, raw: str, remarks: Iterable[str],
     most = None if full or view.refused else _MAX_TEXT_CHARS
     print_heading(view.sample_id)
     refused = [f"It would be in no pack: {view.refused}"] if view.refused else []
-    print_blocks([Sentence(place), *(Sentence(note, "bad") for note in (*refused, *remarks))])
-    parts: dict[str, list[Block]] = {"as it was read": [Tokens([Span(raw, "text", 0, 0.0)])]}
+    print_blocks([SentenceBlock(place), *(SentenceBlock(note, "bad") for note in (*refused, *remarks))])
+    parts: dict[str, list[DisplayBlock]] = {"as it was read": [Tokens([Span(raw, "text", 0, 0.0)])]}
     if view.turns:
-        parts["as it was understood"] = [Turns(view.turns), Pictures(view.media)]
+        parts["as it was understood"] = [TurnsBlock(view.turns), PicturesBlock(view.media)]
     if view.spans is not None:
         facts = f"{_count(view.token_len)} tokens, {_count(view.num_visual_tokens)} visual"
         parts[f"as tokens: {facts}, {_count(view.num_supervised)} trained on{_MARKS_HINT}"] = [Tokens(view.spans)]
@@ -189,13 +196,13 @@ def print_sample(view: MemberView, place: str, raw: str, remarks: Iterable[str],
 def print_commands(command: str, more: Sequence[str]) -> None:
     """Print the commands that may be typed next."""
     say("")
-    print_blocks([Sentence(f"next: {command}"), Sentence(f"or:   {', '.join(more)}")])
+    print_blocks([SentenceBlock(f"next: {command}"), SentenceBlock(f"or:   {', '.join(more)}")])
 
 
 _MOST_PIECES = 400  # pieces on a page; more would be narrower than a pixel
 
 
-def pack_strip(pack: PackView) -> Html:
+def draw_pack_bar(pack: PackView) -> Html:
     """Draw a pack as a bar with a piece for each kind of a member's tokens, and a key to the colours."""
     pieces = [
         piece._replace(is_odd=number % 2 == 1)
@@ -205,7 +212,7 @@ def pack_strip(pack: PackView) -> Html:
     used = sum(piece.size for piece in pieces)
     total = max(pack.place.max_token_len or 0, used)
     kinds = dict.fromkeys([*(piece.kind for piece in pieces), *["padding"] * (total > used)])
-    return join((segmented_bar(_merged_to_limit(pieces), total), legend(kinds)))
+    return join((draw_segmented_bar(_merged_to_limit(pieces), total), draw_colour_legend(kinds)))
 
 
 def _member_pieces(member: MemberView, name: str) -> list[Piece]:

@@ -13,7 +13,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from energon_pack.errors import printable
+from energon_pack.errors import escape_unprintable
 from energon_pack.report.pages.html import Html, join, picture, table, tag
 from energon_pack.report.views.view import MediumView, Span, Turn, weight_text
 from energon_pack.run.console import has_colours
@@ -30,18 +30,18 @@ MARKS_EXPLAINED = (
 )
 
 
-class Block(Protocol):
+class DisplayBlock(Protocol):
     """Something that can be drawn on a page and on a terminal."""
 
     def to_html(self) -> Html | None:
         """Return it as HTML; None: there is nothing to show."""
 
-    def to_terminal(self, most: int | None) -> RenderableType:
-        """Return it for a terminal, long text cut to about `most` characters; None: not cut."""
+    def to_terminal(self, max_chars: int | None) -> RenderableType:
+        """Return it for a terminal, long text cut to about `max_chars` characters; None: not cut."""
 
 
 @dataclass(frozen=True)
-class Sentence:
+class SentenceBlock:
     """A sentence on a line of its own, between pictures and tables.
 
     Args:
@@ -54,9 +54,9 @@ class Sentence:
     def to_html(self) -> Html:
         return tag("p", self.text, class_=self.tone)
 
-    def to_terminal(self, most: int | None) -> Text:
+    def to_terminal(self, max_chars: int | None) -> Text:
         is_bad = self.tone == "bad"
-        return Text(f"{'! ' * is_bad}{printable(self.text)}", "red" if is_bad else "dim")
+        return Text(f"{'! ' * is_bad}{escape_unprintable(self.text)}", "red" if is_bad else "dim")
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Tokens:
         gap = tag("span", f" … {rest:,} tokens … ", class_="faint") if rest else None
         return tag("div", *_marked_spans(head, rooms), gap, *_marked_spans(tail, rooms), class_="tokens")
 
-    def to_terminal(self, most: int | None) -> Text:
+    def to_terminal(self, max_chars: int | None) -> Text:
         is_coloured, text, first_trained = has_colours(), Text(), None
         for weight, alike in groupby(self.spans, key=lambda span: span.weight):
             marks = ("", "") if is_coloured or not weight else ("«", "»")
@@ -94,7 +94,7 @@ class Tokens:
             text.append(marks[1])
             if weight not in (0, 1):
                 text.append(weight_text(weight), "bold magenta")
-        return _shortened(text, most, first_trained or 0)
+        return _shortened(text, max_chars, first_trained or 0)
 
 
 def _marked_spans(spans: Sequence[Span], rooms: Iterator[int]) -> Iterator[Html]:
@@ -108,18 +108,18 @@ def _marked_spans(spans: Sequence[Span], rooms: Iterator[int]) -> Iterator[Html]
 def _char_limits(spans: Sequence[Span], max_chars: int) -> list[int]:
     """Return how many characters of each span are shown: three quarters go to trained text, if it needs them."""
     trained, others = ([len(s.text) for s in spans if s.kind == "text" and s.is_trained is of] for of in (True, False))
-    of_others = even_limit(others, max(max_chars // 4, max_chars - sum(trained)))
-    of_trained = even_limit(trained, max(max_chars - sum(min(size, of_others) for size in others), 0))
+    of_others = find_common_limit(others, max(max_chars // 4, max_chars - sum(trained)))
+    of_trained = find_common_limit(trained, max(max_chars - sum(min(size, of_others) for size in others), 0))
     return [max(_MIN_SPAN_CHARS, of_trained if span.is_trained else of_others) for span in spans]
 
 
-def even_limit(sizes: Sequence[int], room: int) -> int:
-    """Return the largest limit so that sizes, each cut to it, fit into `room` together."""
+def find_common_limit(sizes: Sequence[int], max_sum: int) -> int:
+    """Return the largest limit so that sizes, each cut to it, fit into `max_sum` together."""
     ascending = sorted(sizes)
     for place, size in enumerate(ascending):
-        if size * (len(ascending) - place) > room:
-            return room // (len(ascending) - place)
-        room -= size
+        if size * (len(ascending) - place) > max_sum:
+            return max_sum // (len(ascending) - place)
+        max_sum -= size
     return ascending[-1] if ascending else 0
 
 
@@ -141,7 +141,7 @@ def _span_html(span: Span, room: int) -> Html:
 
 
 @dataclass(frozen=True)
-class Turns:
+class TurnsBlock:
     """The messages of a sample as a table of role and text, for samples that are shown without their tokens."""
 
     turns: Sequence[Turn]
@@ -164,7 +164,7 @@ class Turns:
 
 
 @dataclass(frozen=True)
-class Pictures:
+class PicturesBlock:
     """The media of a sample: pictures side by side on a page, a line for each on a terminal."""
 
     media: Sequence[MediumView]
@@ -172,12 +172,12 @@ class Pictures:
     def to_html(self) -> Html | None:
         return tag("div", *map(_figure, self.media), class_="pictures") if self.media else None
 
-    def to_terminal(self, most: int | None) -> Text:
+    def to_terminal(self, max_chars: int | None) -> Text:
         lines = []
         for medium in self.media:
-            lines.append(Text(f"{medium.as_seen}  {printable(medium.name)}", "dim"))
+            lines.append(Text(f"{medium.description_as_seen}  {escape_unprintable(medium.name)}", "dim"))
             if medium.problem:
-                lines.append(Sentence(f"{medium.name}: {medium.problem}", "bad").to_terminal(most))
+                lines.append(SentenceBlock(f"{medium.name}: {medium.problem}", "bad").to_terminal(max_chars))
         return Text("\n").join(lines)
 
 
@@ -186,7 +186,7 @@ def _figure(medium: MediumView) -> Html:
     return tag(
         "figure",
         shown,
-        tag("figcaption", tag("code", medium.name), tag("br"), medium.as_seen),
+        tag("figcaption", tag("code", medium.name), tag("br"), medium.description_as_seen),
         tag("figcaption", medium.problem, class_="bad") if medium.problem else None,
     )
 
@@ -202,7 +202,7 @@ def _without_middle(text: str, most: int) -> Html:
 
 def _plain(text: str) -> Text:
     """Return text for a terminal, without markup; tabs and control characters are replaced."""
-    return Text("\n".join(map(printable, text.expandtabs(4).split("\n"))))
+    return Text("\n".join(map(escape_unprintable, text.expandtabs(4).split("\n"))))
 
 
 def _shortened(text: Text, most: int | None, important: int = 0) -> Text:

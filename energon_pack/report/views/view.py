@@ -93,7 +93,7 @@ class MediumView:
         return f"{self.kind} {self.size}{frames}" if self.size else self.kind
 
     @property
-    def as_seen(self) -> str:
+    def description_as_seen(self) -> str:
         """Describe the medium, its size as the model sees it, and its tokens, in one line."""
         seen = f" → {self.seen}" if self.seen else ""
         return f"{self}{seen}" + (f", {self.num_tokens:,} tokens" if self.num_tokens else "")
@@ -150,14 +150,14 @@ _MODES_MADE_SMALL = frozenset(("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbC
 _pictures: LruCache[tuple[bytes, str], bytes] = LruCache(256)
 
 
-def thumbnail(data: bytes, kind: str) -> bytes:
+def make_webp_thumbnail(data: bytes, medium_kind: str) -> bytes:
     """Return an image, or the first frame of a video, as WebP of a few KB; each is decoded once.
 
     Raises:
         ValueError: it can't be decoded, or PyAV is missing; the message says which.
     """
-    key = hashlib.sha256(data).digest(), kind
-    return _pictures.get(key) or _pictures.put(key, _uncached_thumbnail(data, kind))
+    key = hashlib.sha256(data).digest(), medium_kind
+    return _pictures.get(key) or _pictures.put(key, _uncached_thumbnail(data, medium_kind))
 
 
 def _uncached_thumbnail(data: bytes, kind: str) -> bytes:
@@ -197,16 +197,16 @@ class TokenDecoder:
         return str(all_of_it).removeprefix(before)
 
 
-def spans_of(tokens: MemberTokens, vocabulary: TokenDecoder, media: Sequence[str]) -> list[Span]:
+def spans_of(tokens: MemberTokens, decoder: TokenDecoder, media_descriptions: Sequence[str]) -> list[Span]:
     """Split the tokens of a member into spans: text by weight, special tokens, and one span for each medium.
 
-    `media`: a short description of each medium, which is the text of its span.
+    `media_descriptions`: a short description of each medium, which is the text of its span.
     """
     ids = tokens.ids.tolist()
     medium_of: list[int | None] = [None] * len(ids)
-    for index, place in enumerate(media_places(tokens, vocabulary.feature_ids)):
+    for index, place in enumerate(media_places(tokens, decoder.feature_ids)):
         medium_of[place] = [index] * (place.stop - place.start)
-    added = vocabulary.tokenizer.get_added_tokens_decoder()
+    added = decoder.tokenizer.get_added_tokens_decoder()
     special = [
         own is None and token in added and added[token].special and token
         for own, token in zip(medium_of, ids, strict=True)
@@ -216,10 +216,10 @@ def spans_of(tokens: MemberTokens, vocabulary: TokenDecoder, media: Sequence[str
     for (number, token, weight), group in groupby(range(len(ids)), key=alike.__getitem__):
         places = [*group]
         if number is None:
-            text = vocabulary.text(ids, places[0], places[-1] + 1)
+            text = decoder.text(ids, places[0], places[-1] + 1)
             spans.append(Span(text, "text" if token is False else "special", len(places), weight))
         else:
-            spans.append(Span(media[number], tokens.media[number].kind, len(places), weight))
+            spans.append(Span(media_descriptions[number], tokens.media[number].kind, len(places), weight))
     return spans
 
 
@@ -236,15 +236,15 @@ def media_places(tokens: MemberTokens, feature_ids: Mapping[str, int]) -> Iterat
         yield slice(start, done)
 
 
-def vocabulary_of(template: "Template") -> TokenDecoder:
+def token_decoder_of(template: "Template") -> TokenDecoder:
     """Return the vocabulary of a chat template's tokenizer."""
     return TokenDecoder(template.tokenizer, template.feature_ids)
 
 
-def with_tokens(view: MemberView, tokens: MemberTokens, vocabulary: TokenDecoder) -> MemberView:
+def add_tokens_to_view(view: MemberView, tokens: MemberTokens, decoder: TokenDecoder) -> MemberView:
     """Add the tokens of a member to its view: spans, exact counts, and the tokens of each medium."""
     media = [*_media_as_seen(view.media, tokens.media)]
-    visual = [number for kind, number in vocabulary.feature_ids.items() if KINDS[kind].is_visual]
+    visual = [number for kind, number in decoder.feature_ids.items() if KINDS[kind].is_visual]
     return replace(
         view,
         token_len=len(tokens),
@@ -252,9 +252,9 @@ def with_tokens(view: MemberView, tokens: MemberTokens, vocabulary: TokenDecoder
         num_visual_tokens=int(np.isin(tokens.ids, visual).sum()),
         media=[
             replace(medium, num_tokens=place.stop - place.start)
-            for medium, place in zip(media, media_places(tokens, vocabulary.feature_ids), strict=True)
+            for medium, place in zip(media, media_places(tokens, decoder.feature_ids), strict=True)
         ],
-        spans=spans_of(tokens, vocabulary, [f"{medium.kind} {medium.size}" for medium in media]),
+        spans=spans_of(tokens, decoder, [f"{medium.kind} {medium.size}" for medium in media]),
         weight=tokens.factor,
     )
 

@@ -29,7 +29,7 @@ class WorkPart(NamedTuple):
         return f"{self.number}/{self.num_parts}"
 
 
-class EqualSpans:
+class EqualSizeParts:
     """Divides items that lie in a row, such as shards with their bytes, into parts of equal size.
 
     ┌── a ──┬──── b ────┬ c ┐
@@ -49,10 +49,10 @@ class EqualSpans:
         """Return the indexes of the items whose middle lies in a part: each item is in exactly one part."""
         return np.flatnonzero(self._part_of(self._ends - self._sizes // 2 - 1, part) == part.number).tolist()
 
-    def rows_in(self, part: WorkPart, number: int, num_rows: int) -> Ints:
+    def rows_of_item_in(self, part: WorkPart, item_number: int, num_rows: int) -> Ints:
         """Return which of an item's rows, all of one size, lie in a part: each row is in exactly one part."""
-        size = int(self._sizes[number])
-        places = self._ends[number] - size + (2 * np.arange(num_rows) + 1) * size // (2 * max(1, num_rows))
+        size = int(self._sizes[item_number])
+        places = self._ends[item_number] - size + (2 * np.arange(num_rows) + 1) * size // (2 * max(1, num_rows))
         return np.flatnonzero(self._part_of(places, part) == part.number)
 
     def _part_of(self, places: Ints, part: WorkPart) -> Ints:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from energon_pack.errors import printable
+from energon_pack.errors import escape_unprintable
 from energon_pack.run.executors import JobFolder
 from energon_pack.run.packages import package_versions
 
@@ -22,7 +22,7 @@ _APPEARS_SECONDS = 5.0  # a network file system may show a new file late
 
 
 @dataclass(frozen=True)
-class Terms:
+class MachineTerms:
     """The conditions that a machine must meet; they travel with the jobs."""
 
     packages: dict[str, str | None]
@@ -32,7 +32,7 @@ class Terms:
 
 
 @contextmanager
-def terms_with_mark_files(folders: Sequence[JobFolder], kept_as: str | None = None) -> Iterator[Terms]:
+def terms_with_mark_files(folders: Sequence[JobFolder], kept_as: str | None = None) -> Iterator[MachineTerms]:
     """Yield a run's conditions for other machines, and keep a mark file in each folder that the run writes to.
 
     `kept_as`: end of the mark files' names, which then stay after the run; None: a random one, and they are removed.
@@ -54,15 +54,15 @@ def terms_with_mark_files(folders: Sequence[JobFolder], kept_as: str | None = No
             elif folder.path.is_dir():  # False for an object store
                 with os.scandir(folder.path) as entries:
                     seen += [(folder.knob, entry.path) for entry in islice(entries, 1)]
-        yield Terms(package_versions(), os.getcwd(), tuple(seen))
+        yield MachineTerms(package_versions(), os.getcwd(), tuple(seen))
 
 
-def enter_and_check_machine(terms: Terms) -> str | None:
+def enter_and_check_machine(terms: MachineTerms) -> str | None:
     """Say why this machine can't work for a run, in a text that begins with the machine's name; None: it can.
 
     It changes to the run's working directory, so that the run's relative paths hold.
     """
-    if why := why_other_packages(terms.packages):
+    if why := why_packages_differ(terms.packages):
         return why
     with suppress(OSError):
         os.chdir(terms.cwd)
@@ -75,7 +75,7 @@ def enter_and_check_machine(terms: Terms) -> str | None:
     return None
 
 
-def why_other_packages(expected: Mapping[str, str | None]) -> str | None:
+def why_packages_differ(expected: Mapping[str, str | None]) -> str | None:
     """Say which packages differ from those that a run was started with; None: no package differs."""
     here = package_versions()
     differ = [
@@ -95,7 +95,7 @@ def _appears(path: str) -> bool:
     return True
 
 
-def remove_marks(terms: Terms) -> None:
+def remove_mark_files(terms: MachineTerms) -> None:
     """Remove the files that `terms_with_mark_files` left in folders, once no process looks for them."""
     for _, path in terms.seen:
         if os.path.basename(path).startswith(_MARK_PREFIX):
@@ -108,12 +108,12 @@ def _main(path: str, *options: str) -> None:
         about = json.loads(Path(path).read_bytes())
     except OSError as error:
         place = f"{platform.node()}: {path}: {error.strerror} (cache_dir)"
-        raise SystemExit(f"energon-pack: error: {printable(place)}") from None
-    terms = Terms(about["packages"], about["cwd"], tuple(map(tuple, about["seen"])))
+        raise SystemExit(f"energon-pack: error: {escape_unprintable(place)}") from None
+    terms = MachineTerms(about["packages"], about["cwd"], tuple(map(tuple, about["seen"])))
     if options == ("--end",):
-        remove_marks(terms)
+        remove_mark_files(terms)
     elif why := enter_and_check_machine(terms):
-        raise SystemExit(f"energon-pack: error: {printable(why)}")
+        raise SystemExit(f"energon-pack: error: {escape_unprintable(why)}")
 
 
 if __name__ == "__main__":

@@ -27,10 +27,10 @@ from energon_pack.run.executors import JobFolder
 from energon_pack.run.executors.workers import (
     INTERRUPTS,
     ONE_THREAD_ENV,
-    Context,
     IdleTime,
+    WorkerContext,
     changed_environment,
-    cpu_seconds_and_bytes,
+    cpu_seconds_and_transferred_bytes,
     prepare_worker,
 )
 
@@ -64,7 +64,7 @@ class LocalExecutor:
         self._patience = patience
         self._pool: ProcessPoolExecutor | None = None
         self._beside: ProcessPoolExecutor | None = None
-        self._context = Context(runs_script)
+        self._context = WorkerContext(runs_script)
         self._life, self._hand = self._context.Pipe(duplex=False)  # workers live as long as the hand is open
         self._ends: list[Connection] = []  # the workers' ends of the pipes between pools and workers
         self._last: Future[Any] | None = None  # the last of the single jobs
@@ -169,7 +169,7 @@ class LocalExecutor:
         if any(process.exitcode is not None for process in self._context.started):
             raise self._death()  # a killed worker may have sent half a result, and the rest never comes
         if self._busy is None:  # checking costs more than most waits
-            self._busy = IdleTime(partial(cpu_seconds_and_bytes, self._context))
+            self._busy = IdleTime(partial(cpu_seconds_and_transferred_bytes, self._context))
         elif self._busy.seconds_without_work(seconds) > self._patience:
             pids = ", ".join(str(process.pid) for process in self._context.started)
             raise PackError(

@@ -268,19 +268,19 @@ def _job_function_by_value() -> Callable[[bytes, bytes], bytes | str]:
         import platform
 
         try:
-            from energon_pack.run.executors.ray import run_job
+            from energon_pack.run.executors.ray import run_pickled_job
         except ImportError as error:
             return f"{platform.node()} has no energon-pack of this version ({error}): install it on all nodes"
-        return run_job(terms, job)
+        return run_pickled_job(terms, job)
 
     return energon_pack_job
 
 
-def run_job(terms: bytes, job: bytes) -> bytes | str:
+def run_pickled_job(pickled_terms: bytes, pickled_job: bytes) -> bytes | str:
     """Run a pickled function with its argument; return the pickled result, or why this machine is unfit, as text."""
-    if why := _why_unfit(terms):
+    if why := _why_unfit(pickled_terms):
         return why
-    function, argument = pickle.loads(job)
+    function, argument = pickle.loads(pickled_job)
     return pickle.dumps(function(argument), pickle.HIGHEST_PROTOCOL)
 
 

@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.run.console import say
-from energon_pack.run.executors.admission import Terms
+from energon_pack.run.executors.admission import MachineTerms
 from energon_pack.run.executors.settings import ExecutorConfig
-from energon_pack.run.files import write_whole
+from energon_pack.run.files import write_atomically
 
 LENGTHS, PLAN, WRITE, PUBLISH = "lengths", "plan", "write", "publish"
 #: The stages in order, each with the numbers of its parts; None: the stage has no parts.
@@ -40,7 +40,7 @@ _HELD_STATES = frozenset(("REQUEUE_HOLD", "SPECIAL_EXIT"))
 _EXIT_CODE_PREFIX = "energon-pack: exit code "  # of the log's last line, unless the task was killed with its script
 
 
-class Task(NamedTuple):
+class SlurmTask(NamedTuple):
     """A task that waits or runs: its state, and Slurm's reason why it waits; empty: it does not."""
 
     state: str
@@ -54,7 +54,7 @@ class Task(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Chain:
+class SlurmJobChain:
     """The jobs of one run.
 
     Attributes:
@@ -66,7 +66,7 @@ class Chain:
     folder: Path
     command: Sequence[str]
 
-    def scripts(self, stages: Stages) -> dict[str, str]:
+    def build_scripts_by_stage(self, stages: Stages) -> dict[str, str]:
         """Return the script of each stage, in order."""
         return {stage: self._script(stage, parts) for stage, parts in stages.items()}
 
@@ -102,7 +102,7 @@ class Chain:
         """Return the path of the file with the numbers of the jobs and the settings of their run."""
         return self.folder / "jobs.json"
 
-    def submit(self, stages: Stages, terms: Terms, run_settings: str) -> dict[str, str]:
+    def submit(self, stages: Stages, terms: MachineTerms, run_settings: str) -> dict[str, str]:
         """Submit a job for each stage; it begins when the job of the stage before has succeeded.
 
         Returns:
@@ -110,25 +110,25 @@ class Chain:
         """
         for old in (self._done_file, *self.folder.glob("*.log"), *self.folder.glob("*.sh")):
             old.unlink(missing_ok=True)
-        write_whole(self._terms_file, json.dumps(asdict(terms)).encode())
+        write_atomically(self._terms_file, json.dumps(asdict(terms)).encode())
         jobs: dict[str, str] = {}
         try:
-            for stage, script in self.scripts(stages).items():
+            for stage, script in self.build_scripts_by_stage(stages).items():
                 path = self.folder / f"{stage}.sh"
-                write_whole(path, script.encode())
+                write_atomically(path, script.encode())
                 after = [f"--dependency=afterok:{[*jobs.values()][-1]}"] if jobs else []
                 done = _slurm("sbatch", "--parsable", *after, str(path))
                 if done.returncode:
                     raise PackError(f"executor.sbatch: {' '.join(done.stderr.split())[:300]}")
                 jobs[stage] = done.stdout.strip().partition(";")[0]  # the cluster's name may follow
-            write_whole(self._jobs_file, json.dumps({"settings": run_settings, "jobs": jobs}).encode())
+            write_atomically(self._jobs_file, json.dumps({"settings": run_settings, "jobs": jobs}).encode())
         except BaseException:
             if jobs:
                 _slurm("scancel", *jobs.values())
             raise
         return jobs
 
-    def submitted(self, run_settings: str) -> dict[str, str]:
+    def find_submitted_jobs(self, run_settings: str) -> dict[str, str]:
         """Return the jobs of this same run if some of them are waiting or running; empty: there are none."""
         try:
             about = json.loads(self._jobs_file.read_bytes())
@@ -217,17 +217,17 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ",".join("-".join(map(str, run)) for run in runs)
 
 
-def _unfinished_tasks(jobs: Mapping[str, str]) -> dict[str, list[Task]] | None:
+def _unfinished_tasks(jobs: Mapping[str, str]) -> dict[str, list[SlurmTask]] | None:
     """Return, by stage, the tasks that wait or run; None: Slurm does not answer."""
     done = _slurm("squeue", "--me", "--noheader", "--array", "--format=%F %T %r")
     if done.returncode:
         return None
     rows = [line.split(maxsplit=2) for line in done.stdout.splitlines()]
-    tasks = {stage: [Task(*row) for number, *row in rows if number == job] for stage, job in jobs.items()}
+    tasks = {stage: [SlurmTask(*row) for number, *row in rows if number == job] for stage, job in jobs.items()}
     return {stage: of_stage for stage, of_stage in tasks.items() if of_stage}
 
 
-def _stuck_error(stage: str, task: Task, jobs: Mapping[str, str]) -> PackError:
+def _stuck_error(stage: str, task: SlurmTask, jobs: Mapping[str, str]) -> PackError:
     """Return the error for a task that Slurm never starts."""
     return PackError(
         f"Slurm does not start {stage} (job {jobs[stage]}): {task.reason or task.state}. Mend it (scontrol release"
@@ -236,7 +236,7 @@ def _stuck_error(stage: str, task: Task, jobs: Mapping[str, str]) -> PackError:
     )
 
 
-def _states_line(tasks: Mapping[str, Sequence[Task]]) -> str:
+def _states_line(tasks: Mapping[str, Sequence[SlurmTask]]) -> str:
     """Write the states as a line: `write: 3 running, 9 pending (Resources); then publish`."""
     stage, *later = tasks
     counts = []

@@ -66,7 +66,7 @@ class _ScriptlessWorker(_Worker):
             sys.modules["__main__"] = script
 
 
-class Context(SpawnContext):
+class WorkerContext(SpawnContext):
     """Makes processes and remembers them.
 
     Processes are spawned, not forked: the parent may have threads (torch, pyarrow) that a fork would break.
@@ -99,16 +99,16 @@ class IdleTime:
         self._idle = 0.0  # seconds that were waited; the clock would include the suspension of a job
         self._done = work()
 
-    def seconds_without_work(self, waited: float) -> float:
+    def seconds_without_work(self, seconds_waited: float) -> float:
         """Return the seconds since the last call that saw a used processor, or a read or written byte."""
-        self._idle += waited
+        self._idle += seconds_waited
         done = self._work()
         if done[1] != self._done[1] or done[0] - self._done[0] > _IDLE_SHARE * self._idle:
             self._idle, self._done = 0.0, done
         return self._idle
 
 
-def cpu_seconds_and_bytes(context: Context) -> tuple[float, int]:
+def cpu_seconds_and_transferred_bytes(context: WorkerContext) -> tuple[float, int]:
     """Return the processor seconds and bytes of a context's processes, for `IdleTime`."""
     seconds, num_bytes = 0.0, 0
     for started in context.started:
@@ -121,7 +121,7 @@ def cpu_seconds_and_bytes(context: Context) -> tuple[float, int]:
     return seconds, num_bytes
 
 
-def prepare_worker(life: Connection, parent: int | None) -> None:
+def prepare_worker(parent_pipe: Connection, parent_id: int | None) -> None:
     """Prepare a worker: it leaves interrupts to its parent, and lives until the parent closes its pipe, or dies."""
     for interrupt in INTERRUPTS:
         signal.signal(interrupt, signal.SIG_IGN)
@@ -130,14 +130,14 @@ def prepare_worker(life: Connection, parent: int | None) -> None:
     atexit.register(_exit_at_once)
 
     def follow() -> None:
-        life.poll(None)
+        parent_pipe.poll(None)
         os._exit(1)
 
     Thread(target=follow, daemon=True).start()
     # A thread can't end a process whose GIL is held for ever; the kernel can.
-    if parent is not None and sys.platform == "linux":
+    if parent_id is not None and sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
+        if os.getppid() != parent_id:
             os._exit(1)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from energon_pack.errors import PackError
-from energon_pack.run.address import place_of, tidy_address
+from energon_pack.run.address import find_profile_and_key, tidy_address
 from energon_pack.run.packages import version_of
 from energon_pack.run.stores.requests import (
     PART_BYTES,
@@ -144,7 +144,7 @@ def delete_in_profile(addresses: Iterable[str]) -> None:
     """Remove objects of one profile, in this order if the store keeps an order."""
     waiting = iter(addresses)
     while batch := list(islice(waiting, _DELETED_AT_ONCE)):
-        objects, keys = _objects_and_key(batch[0])[0], [place_of(address).key for address in batch]
+        objects, keys = _objects_and_key(batch[0])[0], [find_profile_and_key(address).key for address in batch]
         with_retries("DELETE", batch[0], partial(objects.delete, keys))
 
 
@@ -152,7 +152,7 @@ def delete_in_profile(addresses: Iterable[str]) -> None:
 
 
 def _objects_and_key(address: str) -> tuple[StoreClient, str]:
-    place = place_of(address)
+    place = find_profile_and_key(address)
     return client_of_profile(place.profile), place.key
 
 

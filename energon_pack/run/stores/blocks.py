@@ -29,7 +29,7 @@ def blocks_key(address: str, version: str) -> str:
     return hashlib.sha256(f"{address}\0{version}".encode()).hexdigest()[:32]
 
 
-class Blocks:
+class BlockCache:
     """Blocks in this process's memory, and on disk for all processes of this user on this machine."""
 
     def __init__(self, most: int = _MAX_DISK_BLOCKS) -> None:
@@ -38,14 +38,14 @@ class Blocks:
         self._folder: Path | None = None
         self._room = 0  # blocks to keep before the folder is checked again; negative: it is full
 
-    def read_if_kept(self, key: str, number: int, start: int, end: int) -> bytes | None:
+    def read_if_cached(self, key: str, block_number: int, start: int, end: int) -> bytes | None:
         """Return bytes of a block; None: the block is not in the cache."""
-        data = self._memory.get((key, number))
+        data = self._memory.get((key, block_number))
         if data is not None:
-            self._memory.move_to_end((key, number))
+            self._memory.move_to_end((key, block_number))
             return bytes(data[start:end])
         try:
-            fd = os.open(self._path(key, number), os.O_RDONLY)
+            fd = os.open(self._path(key, block_number), os.O_RDONLY)
         except OSError:
             return None
         try:
@@ -53,13 +53,13 @@ class Blocks:
         finally:
             os.close(fd)
 
-    def has(self, key: str, number: int) -> bool:
+    def has(self, key: str, block_number: int) -> bool:
         """Say whether a block is in the cache."""
-        return (key, number) in self._memory or os.path.exists(self._path(key, number))
+        return (key, block_number) in self._memory or os.path.exists(self._path(key, block_number))
 
-    def keep(self, key: str, number: int, data: memoryview) -> None:
+    def keep(self, key: str, block_number: int, data: memoryview) -> None:
         """Keep a block in memory, and on disk if there is room."""
-        self._memory[key, number] = data
+        self._memory[key, block_number] = data
         while len(self._memory) > _MAX_MEMORY_BLOCKS:
             self._memory.popitem(last=False)
         if self._room == 0:
@@ -68,7 +68,7 @@ class Blocks:
             self._room += 1
             return
         self._room -= 1
-        path = self._path(key, number)
+        path = self._path(key, block_number)
         temporary = f"{path}.{os.getpid()}"
         try:
             with open(temporary, "wb", buffering=0) as file:
@@ -102,4 +102,4 @@ class Blocks:
         self._room = min(room, _CHECK_EVERY_BLOCKS) if room > 0 else -_CHECK_EVERY_BLOCKS
 
 
-BLOCKS = Blocks()
+BLOCKS = BlockCache()

@@ -1,6 +1,6 @@
 """Reads media that stand in the text, between texts of a document, or in the words of an API. Pure.
 
-`with_checked_tags` and `media_name_in` read a medium in a text, and in the words of an API:
+`replace_checked_media_tags` and `media_name_in` read a medium in a text, and in the words of an API:
 
     "Picture 1: <img>a.png</img>"     "<audio>a.wav</audio>"                         Qwen-VL, Qwen-Audio, ms-swift
     {"type": "image", "source": {"type": "base64", "media_type": "image/png", …}}    Anthropic
@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 
 from energon_pack.run.address import bucket_of
 from energon_pack.samples.documents import DOCUMENT, with_joined_texts
-from energon_pack.samples.media.kinds import IMAGE, KINDS, MEDIA_KEYS, kind_by_extension
+from energon_pack.samples.media.kinds import IMAGE, KINDS, MEDIA_KEYS, media_kind_by_extension
 from energon_pack.samples.media_marks import CODE
 from energon_pack.samples.placeholders import spells_placeholder
 from energon_pack.samples.sample import Message
-from energon_pack.samples.settings import MissingMedia, ReadSettings, SampleType
+from energon_pack.samples.settings import MissingMediaPolicy, ReadSettings, SampleType
 from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
 
 #: marks that ms-swift replaces by the names and boxes in the field `objects`
@@ -66,7 +66,7 @@ def _tags(text: str, role: str) -> list[_Tag]:
     tags = list[_Tag]()
     for found in all_found:
         name, is_img = found[2].strip(), found[1] == "img"
-        kind = kind_by_extension(name.partition("?")[0])
+        kind = media_kind_by_extension(name.partition("?")[0])
         if (kind or name.startswith("data:")) and (is_img or not (is_markup or outside[found.start()] == "`")):
             # a key of images may list any medium, and so may their tag
             tags.append(_Tag(found, kind if kind and _KIND_OF_TAG[found[1]] == IMAGE.kind else found[1], name))
@@ -85,7 +85,7 @@ def _with_tags_as_parts(messages: Sequence[Message], listed: Sequence[str], is_l
     tags = [piece for pieces in split for piece in pieces if isinstance(piece, _Tag)]
     rest = "\n".join(piece for pieces in split for piece in pieces if isinstance(piece, str))
     is_same = len(tags) == len(listed) and all(
-        names_file(tag.name, path) for tag, path in zip(tags, listed, strict=True)
+        is_name_of_file(tag.name, path) for tag, path in zip(tags, listed, strict=True)
     )
     has_others = is_listed and not is_same
     if has_others or spells_placeholder(rest) or any(not pieces for pieces in split):
@@ -101,7 +101,7 @@ def _with_tags_as_parts(messages: Sequence[Message], listed: Sequence[str], is_l
     ]
 
 
-def names_file(name: str, path: str) -> bool:
+def is_name_of_file(name: str, path: str) -> bool:
     """Tell whether a name and a path are the same, or one is the end of the other: `0.png` and `images/0.png`."""
     return f"/{path}".endswith(f"/{name}") or f"/{name}".endswith(f"/{path}")
 
@@ -129,22 +129,24 @@ def _content_parts(pieces: Sequence[str | _Tag]) -> list[Message]:
     ]
 
 
-def media_name_in(named: Any) -> Any:
+def media_name_in(media_object: Any) -> Any:
     """Return the name or the data in an object that stands for a medium; another value is returned unchanged.
 
     OpenAI has `{"url": …}` and `{"data": …, "format": "wav"}`, Anthropic base64 in `source`, which becomes a data URL.
     """
-    if not isinstance(named, Mapping):
-        return named
-    if named.get("type") == "base64" and isinstance(named.get("data"), str):
-        return f"data:{named.get('media_type') or 'image/png'};base64,{named['data']}"
-    return value_of_synonyms(named, ("url", "path", "data"))
+    if not isinstance(media_object, Mapping):
+        return media_object
+    if media_object.get("type") == "base64" and isinstance(media_object.get("data"), str):
+        return f"data:{media_object.get('media_type') or 'image/png'};base64,{media_object['data']}"
+    return value_of_synonyms(media_object, ("url", "path", "data"))
 
 
-def with_checked_tags(messages: list[Message], fields: Mapping[str, Any], listed: Sequence[str] = ()) -> list[Message]:
+def replace_checked_media_tags(
+    messages: list[Message], fields: Mapping[str, Any], listed_media: Sequence[str] = ()
+) -> list[Message]:
     """Replace `<img>a.png</img>` in the text by media; raises Skip if the text refers to boxes (`<bbox>`) in `objects`.
 
-    `fields`: the sample's fields. `listed`: names of media that the sample lists outside of them.
+    `fields`: the sample's fields. `listed_media`: names of media that the sample lists outside of them.
     """
     if fields.get("objects"):
         whole = "".join(text for _, text in _roles_and_texts(messages))
@@ -154,8 +156,8 @@ def with_checked_tags(messages: list[Message], fields: Mapping[str, Any], listed
             raise Skip(Reason.BAD_MESSAGE, detail)
     if not any(_tags(text, role) for role, text in _roles_and_texts(messages)):
         return messages
-    is_listed = bool(listed) or any(map(fields.get, ("name", "media_files", *MEDIA_KEYS)))
-    return _with_tags_as_parts(messages, listed, is_listed)
+    is_listed = bool(listed_media) or any(map(fields.get, ("name", "media_files", *MEDIA_KEYS)))
+    return _with_tags_as_parts(messages, listed_media, is_listed)
 
 
 def _roles_and_texts(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
@@ -174,34 +176,34 @@ INTERLEAVED_FIELDS = {"texts": "images", "text_list": "image_info"}
 _NAME_KEYS = ("image_base64", "image_name", "raw_url")
 
 
-def texts_field(value: Mapping[str, Any]) -> str | None:
+def find_interleaved_texts_field(record: Mapping[str, Any]) -> str | None:
     """Return the field of a record that holds texts between pictures; None: it holds no such document."""
-    both = [texts for texts, pictures in INTERLEAVED_FIELDS.items() if pictures in value]
-    lists = {key: texts for key in both if (texts := value.get(key)) and isinstance(texts, list)}
+    both = [texts for texts, pictures in INTERLEAVED_FIELDS.items() if pictures in record]
+    lists = {key: texts for key in both if (texts := record.get(key)) and isinstance(texts, list)}
     return next((key for key, texts in lists.items() if all(isinstance(text, str | None) for text in texts)), None)
 
 
-def with_document_as_messages(value: dict[str, Any], settings: ReadSettings) -> dict[str, Any]:
+def with_document_as_messages(record: dict[str, Any], settings: ReadSettings) -> dict[str, Any]:
     """Return a record with its interleaved document as its messages; the same record if it holds none; raises Skip."""
-    field, messages_key = texts_field(value), settings.messages_key
+    field, messages_key = find_interleaved_texts_field(record), settings.messages_key
     if (
         field is None
         or messages_key not in (None, field)
         or settings.sample_type not in (SampleType.auto, SampleType.document)
     ):
-        return value
-    if value.get("messages") and messages_key is None:
+        return record
+    if record.get("messages") and messages_key is None:
         raise Skip(Reason.BAD_MESSAGE, f"it has messages and a document in {field}: source.messages_key decides")
-    texts, listed = value[field], value.get(INTERLEAVED_FIELDS[field])
+    texts, listed = record[field], record.get(INTERLEAVED_FIELDS[field])
     if not any(text and text.strip() for text in texts):
         raise Skip(Reason.NO_MESSAGES, f"the document in {field} has no text")
     pictures = listed if isinstance(listed, list) else [listed] if listed else []
     if listed == [] and field == "texts":  # a place without a text has lost its picture
         pictures = [None] * len(texts)
     parts = [*with_joined_texts((_by_place if field == "texts" else _by_sentence)(texts, pictures))]
-    if settings.missing_media is MissingMedia.skip and any(part.get(IMAGE.kind) == "" for part in parts):
+    if settings.missing_media is MissingMediaPolicy.skip and any(part.get(IMAGE.kind) == "" for part in parts):
         raise Skip(Reason.MISSING_MEDIA, f"a place of {field} has no text, and no picture either; {REMOVE_ADVICE}")
-    rest = {key: item for key, item in value.items() if key not in ("messages", field, INTERLEAVED_FIELDS[field])}
+    rest = {key: item for key, item in record.items() if key not in ("messages", field, INTERLEAVED_FIELDS[field])}
     return {messages_key or "messages": [{"role": DOCUMENT, "content": parts}], **rest}
 
 

@@ -39,13 +39,13 @@ def question_and_answer_turns(question: Any, answer: Any) -> list[Message]:
     return [turn("user", question), turn("assistant", answer)]
 
 
-def first_answer(answer: Any) -> Any:
+def first_answer(answers: Any) -> Any:
     """Return the first of several answers, or the only one; of `{"answer": …}`, as VQAv2 has each in a list, its text.
 
     An empty list is returned as it is.
     """
-    first = answer[0] if isinstance(answer, list) and answer else answer
-    return first["answer"] if first is not answer and isinstance(first, Mapping) and "answer" in first else first
+    first = answers[0] if isinstance(answers, list) and answers else answers
+    return first["answer"] if first is not answers and isinstance(first, Mapping) and "answer" in first else first
 
 
 def turns_of_pair(message: Mapping[str, Any], index: int) -> list[Message] | None:
@@ -70,16 +70,16 @@ def turns_of_pair(message: Mapping[str, Any], index: int) -> list[Message] | Non
     return [question, answered | more]
 
 
-def without_pair_keys(message: Mapping[str, Any]) -> dict[str, Any]:
+def without_question_and_answer_keys(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return an entry without the keys of its question and its answer."""
-    return {key: item for key, item in message.items() if key not in _PAIR_KEYS}
+    return {key: item for key, item in entry.items() if key not in _PAIR_KEYS}
 
 
-def turns_of_prompts_and_captions(value: Mapping[str, Any]) -> list[Message]:
+def turns_of_prompts_and_captions(record: Mapping[str, Any]) -> list[Message]:
     """Return the turns of a record with `prompts` and as many `captions`: each a text, a list, or a list in a list."""
     sides = []
     for key in ("prompts", "captions"):
-        side = value[key] if isinstance(value[key], list) else [value[key]]
+        side = record[key] if isinstance(record[key], list) else [record[key]]
         if len(side) == 1 and isinstance(side[0], list):
             side = side[0]
         if not all(isinstance(text, str) for text in side):
@@ -109,43 +109,43 @@ _KIND_OF_THOUGHT = re.compile(r"[\w\s,/&-]{0,40}")
 
 
 def refuse_lost_texts(
-    value: Mapping[str, Any], keys: Sequence[str], unsaid: Collection[str], is_renamed: bool = False
+    record: Mapping[str, Any], read_keys: Sequence[str], unread_keys: Collection[str], is_renamed: bool = False
 ) -> None:
     """Raise Skip (`bad_message`) if a question and its answer are read without a text that belongs to them.
 
     Args:
-        value: the record.
-        keys: the fields that are read: the question's, the answer's, and others.
-        unsaid: fields of a conversation with texts that these do not contain.
+        record: the record.
+        read_keys: the fields that are read: the question's, the answer's, and others.
+        unread_keys: fields of a conversation with texts that these do not contain.
         is_renamed: settings name the question or the answer already.
     """
-    asks, answers = keys[:2]
-    answer, solution = first_answer(value[answers]), value.get("solution")
-    are_texts = isinstance(value[asks], str) and isinstance(value[answers], str)
-    can_be_named = are_texts and not is_renamed and not any(map(value.get, keys[2:]))
+    asks, answers = read_keys[:2]
+    answer, solution = first_answer(record[answers]), record.get("solution")
+    are_texts = isinstance(record[asks], str) and isinstance(record[answers], str)
+    can_be_named = are_texts and not is_renamed and not any(map(record.get, read_keys[2:]))
 
     def skip(what: str, response: str, effect: str) -> Skip:
         names = setting_word("source.columns.prompt", asks), setting_word("source.columns.response", response)
         advice = f"{' '.join(names)} {effect}; " if can_be_named else ""
         return Skip(Reason.BAD_MESSAGE, f"{what}: {advice}source.map can join fields, or leave one out")
 
-    for key in unsaid:
-        if key in _PARTS_OF_QUESTION and not _NOTHING.issuperset(map(str.lower, normalized_texts(value[key]))):
+    for key in unread_keys:
+        if key in _PARTS_OF_QUESTION and not _NOTHING.issuperset(map(str.lower, normalized_texts(record[key]))):
             raise skip(f"{key} stands beside {asks}, and nothing reads it", answers, f"trains without {key}")
-    if isinstance(answer, str | int) and isinstance(value[asks], str):
-        asked = [value[key] for key in keys if key != answers and isinstance(value[key], str)]
-        refuse_unread_options(value, "\n".join(asked), answer)
+    if isinstance(answer, str | int) and isinstance(record[asks], str):
+        asked = [record[key] for key in read_keys if key != answers and isinstance(record[key], str)]
+        refuse_answer_without_options(record, "\n".join(asked), answer)
     if isinstance(solution, str) and isinstance(answer, str) and len(solution) >= len(answer) + _MIN_MORE_CHARS:
-        said = normalized_texts([value[key] for key in keys])
+        said = normalized_texts([record[key] for key in read_keys])
         if _words(answer) in _words(solution) and not are_contained(normalized_texts(solution), said):
             effect = f"trains it, and source.columns.response={answers} the other"
             raise skip(f"solution is a longer answer than {answers}", "solution", effect)
 
 
-def refuse_unread_options(value: Mapping[str, Any], question: Any, answer: Any) -> None:
+def refuse_answer_without_options(record: Mapping[str, Any], question: Any, answer: Any) -> None:
     """Raise Skip (`bad_message`) if an answer is the letter or the number of an option that its question lacks."""
-    fields = {key: value[key] for key in OPTIONS_KEYS if value.get(key)} or {
-        key: text for key, text in value.items() if _OPTION_KEY.fullmatch(key) and isinstance(text, str)
+    fields = {key: record[key] for key in OPTIONS_KEYS if record.get(key)} or {
+        key: text for key, text in record.items() if _OPTION_KEY.fullmatch(key) and isinstance(text, str)
     }
     said = [word for word in _words(str(answer)).split() if word not in _WORDS_OF_REWARDS] if fields else []
     if len(said) != 1 or not re.fullmatch("[a-z0-9]", said[0]) or not isinstance(question, str):
@@ -176,18 +176,18 @@ def _words(text: str) -> str:
     return f" {' '.join(_WORD.findall(text.lower()))} "
 
 
-def thoughts_beside(value: Mapping[str, Any]) -> dict[str, str]:
+def top_level_thoughts(record: Mapping[str, Any]) -> dict[str, str]:
     """Return the thoughts of a record at its top level, by their keys; `"reasoning": "on"` is none."""
     return {
         key: thought
         for key in REASONING_KEYS
-        if isinstance(thought := value.get(key), str) and not _KIND_OF_THOUGHT.fullmatch(thought)
+        if isinstance(thought := record.get(key), str) and not _KIND_OF_THOUGHT.fullmatch(thought)
     }
 
 
-def normalized_texts(value: Any) -> set[str]:
+def normalized_texts(turns_or_texts: Any) -> set[str]:
     """Return all texts of turns, pairs or lists, without their blanks and placeholders."""
-    texts, waiting = set[str](), [value]
+    texts, waiting = set[str](), [turns_or_texts]
     while waiting:
         item = waiting.pop()
         if isinstance(item, str):

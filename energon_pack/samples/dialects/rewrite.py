@@ -19,10 +19,10 @@ from tokenize import STRING, generate_tokens
 from typing import Any
 
 from energon_pack.samples.dialects.media_in_text import INTERLEAVED_FIELDS, with_document_as_messages
-from energon_pack.samples.dialects.pairs import question_and_answer_turns, refuse_unread_options
+from energon_pack.samples.dialects.pairs import question_and_answer_turns, refuse_answer_without_options
 from energon_pack.samples.dialects.table import TURN_FIELDS, possible_readings
 from energon_pack.samples.keys import without_synonyms
-from energon_pack.samples.media.kinds import MEDIA_KEYS, kind_by_extension
+from energon_pack.samples.media.kinds import MEDIA_KEYS, media_kind_by_extension
 from energon_pack.samples.raw_record import RECORD_WEIGHT_KEYS, parse_json_or_skip
 from energon_pack.samples.sample import CONTENT_KEYS, MESSAGE_KEYS, ROLE_KEYS
 from energon_pack.samples.settings import ReadSettings, SampleType
@@ -51,18 +51,18 @@ _LIST_FIELDS = frozenset(
 )
 
 
-def rewrite_record(value: Any, settings: ReadSettings) -> Any:
+def rewrite_record(record: Any, settings: ReadSettings) -> Any:
     """Rewrite a sample's JSON with the field names of this package.
 
     Lists that are JSON text are parsed, fields and roles that the settings name are renamed, of keys with the same
     meaning one is kept, and texts that take turns with pictures become one message.
     """
-    if isinstance(value, dict):
-        value = _with_parsed_lists(value, settings)
+    if isinstance(record, dict):
+        record = _with_parsed_lists(record, settings)
     if settings.has_renames:
-        value = _rename_fields_and_roles(value, settings)
-    value = with_document_as_messages(without_synonyms(value), settings) if isinstance(value, dict) else value
-    return _from_image_folder(value) if isinstance(value, dict) and not any(map(value.get, MEDIA_KEYS)) else value
+        record = _rename_fields_and_roles(record, settings)
+    record = with_document_as_messages(without_synonyms(record), settings) if isinstance(record, dict) else record
+    return _from_image_folder(record) if isinstance(record, dict) and not any(map(record.get, MEDIA_KEYS)) else record
 
 
 def _with_parsed_lists(value: dict[str, Any], settings: ReadSettings) -> dict[str, Any]:
@@ -78,11 +78,11 @@ def _with_parsed_lists(value: dict[str, Any], settings: ReadSettings) -> dict[st
 
 def _parsed_list(text: str) -> list[Any] | None:
     """Parse a text that is a list, as JSON or as Python writes it (pandas, in a CSV); None: it is another text."""
-    parsed = parsed_text(text)
+    parsed = parse_json_or_python(text)
     return parsed if isinstance(parsed, list) else None
 
 
-def parsed_text(text: str) -> Any:
+def parse_json_or_python(text: str) -> Any:
     """Parse a text that is JSON, or a value as Python writes it; None: it is another text."""
     try:
         return parse_json_or_skip(text, RECORD_WEIGHT_KEYS)
@@ -108,32 +108,32 @@ def _joins_texts(text: str) -> bool:
     return (STRING, STRING) in pairwise(kinds)
 
 
-def with_our_names(record: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+def with_keys_renamed(record: Mapping[str, Any], old_by_new: Mapping[str, str]) -> dict[str, Any]:
     """Return a record or a turn with keys renamed to ours, all read from the untouched one: names may change places.
 
-    A key that has one of our names and is not renamed itself gives way. `names`: our name → the name in the record; of
-    those that the record lacks, nothing changes.
+    A key that has one of our names and is not renamed itself gives way. `old_by_new`: our name → that in the record;
+    one that the record lacks changes nothing.
     """
-    taken = {name for ours, name in names.items() if ours != name}
-    rest = {key: item for key, item in record.items() if key not in taken or names.get(key) == key}
-    return rest | {ours: record[name] for ours, name in names.items() if name in record}
+    taken = {name for ours, name in old_by_new.items() if ours != name}
+    rest = {key: item for key, item in record.items() if key not in taken or old_by_new.get(key) == key}
+    return rest | {ours: record[name] for ours, name in old_by_new.items() if name in record}
 
 
 def _from_image_folder(value: dict[str, Any]) -> dict[str, Any]:
     """Rename the fields of ImageFolder's metadata, as `{file_name, text}` or `{video_file_name, text}`."""
     names = {match[1]: match[0] for match in map(FILE_NAME_KEY.fullmatch, value) if match}
-    if kind_by_extension(str(value.get("file_name"))):
+    if media_kind_by_extension(str(value.get("file_name"))):
         names["image"] = "file_name"
     if not names:
         return value
     caption = value_of_synonyms(value, ("text", "caption"))
-    value = with_our_names(value, names | {"caption": "text"})
+    value = with_keys_renamed(value, names | {"caption": "text"})
     return {**value, "caption": caption} if "caption" in value else value
 
 
-def is_written_chat(text: str) -> bool:
+def is_rendered_chat(text: str) -> bool:
     """Tell whether a raw text is a chat that was written out, or JSON."""
-    is_json = text.lstrip()[:1] in ("[", "{") and parsed_text(text) is not None
+    is_json = text.lstrip()[:1] in ("[", "{") and parse_json_or_python(text) is not None
     return is_json or _WRITTEN_TURNS.search(text) is not None
 
 
@@ -148,21 +148,21 @@ def _rename_fields_and_roles(value: Any, settings: ReadSettings) -> Any:
         if ours in columns and columns[ours] not in value:
             detail = f"source.columns.{ours}={columns[ours]} names no field of it; there are {sorted(value)[:8]}"
             raise Skip(Reason.NO_MESSAGES, detail)
-    value = with_our_names(value, columns)
+    value = with_keys_renamed(value, columns)
     if {"prompt", "response"} <= columns.keys():
         asked, answered = value.pop("prompt"), value.pop("response")
         if not asked or not (answered or answered == ""):
             ours = "response" if asked else "prompt"
             raise Skip(Reason.BAD_MESSAGE, f"source.columns.{ours}={columns[ours]}: the field is empty")
-        refuse_unread_options(value, asked, answered)
+        refuse_answer_without_options(value, asked, answered)
         return {**value, "messages": question_and_answer_turns(asked, answered)}
     keys = {"role": settings.columns.role, "content": settings.columns.content}
     roles = {name: ours for ours in _RENAMED_ROLES if (name := getattr(settings.roles, ours)) is not None}
-    return with_renamed_turns(value, settings, keys, roles)
+    return with_renamed_turn_keys(value, settings, keys, roles)
 
 
-def with_renamed_turns(
-    value: dict[str, Any], settings: ReadSettings, keys: Mapping[str, str | None], roles: Mapping[str, str]
+def with_renamed_turn_keys(
+    record: dict[str, Any], settings: ReadSettings, keys: Mapping[str, str | None], roles: Mapping[str, str]
 ) -> dict[str, Any]:
     """Return a record whose turns, and answers of preference data, have our names of keys and roles.
 
@@ -175,17 +175,17 @@ def with_renamed_turns(
         if not isinstance(message, dict):
             return message
         usual = {ours: ours if ours in message else theirs for ours, theirs in _SHAREGPT_KEYS.items()}
-        message = with_our_names(message, {ours: name or usual[ours] for ours, name in keys.items()})
+        message = with_keys_renamed(message, {ours: name or usual[ours] for ours, name in keys.items()})
         role = message.get("role")
         return {**message, "role": roles[role]} if isinstance(role, str) and role in roles else message
 
     fields = (settings.messages_key,) if settings.messages_key else (*MESSAGE_KEYS, *TURN_FIELDS)
     turns = {
         key: [*map(turn, item)] if isinstance(item, list) else turn(item)
-        for key, item in value.items()
+        for key, item in record.items()
         if (key in fields and isinstance(item, list)) or (key in _ANSWER_FIELDS and isinstance(item, list | dict))
     }
-    return value | turns
+    return record | turns
 
 
 #: fields of texts and their answers, of which one may be turns if the other is
@@ -201,7 +201,7 @@ _NUMPY_ITEM = re.compile(r"'(\w+)': '([^']*)'")
 _NO_PYTHON = re.compile(r"\}\s+\{|array\(")
 
 
-def with_lists_of_cells(row: Any, settings: ReadSettings) -> Any:
+def with_cells_parsed_as_lists(row: Any, settings: ReadSettings) -> Any:
     """Return a row of a table with lists in place of its texts that are lists: a cell of a CSV holds only text.
 
     These are lists of texts, a history, and turns where both sides are turns: a prompt and its completion, or the two
@@ -212,7 +212,7 @@ def with_lists_of_cells(row: Any, settings: ReadSettings) -> Any:
     """
     fields = (*_TEXTS_FIELDS, "history", *_PROMPTED_FIELDS, *_ANSWER_FIELDS)
     texts = {key: row[key] for key in fields if isinstance(row.get(key), str)} if isinstance(row, dict) else {}
-    cells = {key: parsed_text(text) for key, text in texts.items() if text.lstrip()[:1] in ("[", "{")}
+    cells = {key: parse_json_or_python(text) for key, text in texts.items() if text.lstrip()[:1] in ("[", "{")}
     if not cells:
         return row
     renamed = _rename_fields_and_roles(row, settings) if settings.has_renames else row

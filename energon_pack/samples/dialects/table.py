@@ -14,7 +14,7 @@ from energon_pack.samples.dialects.pairs import (
     normalized_texts,
     question_and_answer_turns,
     refuse_lost_texts,
-    thoughts_beside,
+    top_level_thoughts,
     turn,
     turns_of_prompts_and_captions,
 )
@@ -22,7 +22,7 @@ from energon_pack.samples.documents import document_of, text_unless_chat
 from energon_pack.samples.sample import MESSAGE_KEYS, Message
 from energon_pack.samples.settings import ReadSettings, SampleType
 from energon_pack.samples.skip import Hint, Reason, Skip, value_of_synonyms
-from energon_pack.samples.turns import refuse_message
+from energon_pack.samples.turns import refuse_lone_message
 
 #: fields that hold ordinary turns, or pairs, under other names than `messages`
 TURN_FIELDS = ("conversation", "dialog", "dialogue", "turns")
@@ -42,13 +42,13 @@ class Dialect(NamedTuple):
     is_vqa: bool = False
 
 
-def turns_of_instruction(value: Mapping[str, Any], dialect: Dialect) -> list[Message]:
+def turns_of_instruction(record: Mapping[str, Any], dialect: Dialect) -> list[Message]:
     """Make turns of an instruction (joined with its input) and an answer, after the turns of its `history`."""
-    answer = _text_field(value, dialect.required_fields[1], dialect)
-    return [*turns_of_question(value, dialect), turn("assistant", answer)]
+    answer = _text_field(record, dialect.required_fields[1], dialect)
+    return [*turns_of_question(record, dialect), turn("assistant", answer)]
 
 
-def turns_of_question(value: Mapping[str, Any], dialect: Dialect) -> list[Message]:
+def turns_of_question(record: Mapping[str, Any], dialect: Dialect) -> list[Message]:
     """Make turns of a `history`, a list of [question, answer], and of an instruction, joined with its input.
 
     A line break joins these two (LLaMA-Factory, ms-swift); an empty one is left out.
@@ -57,13 +57,13 @@ def turns_of_question(value: Mapping[str, Any], dialect: Dialect) -> list[Messag
         Skip: `bad_message`: one of them is no text, both are empty, there are two inputs, or the history has another
             form.
     """
-    asks, pairs = dialect.required_fields[0], value.get("history") or []
-    asked = _text_field(value, asks, dialect)
-    inputs = [key for key in dialect.optional_fields if key != "history" and not _repeats_context(value, key, asked)]
-    value_of_synonyms(value, inputs)
-    texts = [asked, *dict.fromkeys(_text_field(value, key, dialect) for key in inputs)]
+    asks, pairs = dialect.required_fields[0], record.get("history") or []
+    asked = _text_field(record, asks, dialect)
+    inputs = [key for key in dialect.optional_fields if key != "history" and not _repeats_context(record, key, asked)]
+    value_of_synonyms(record, inputs)
+    texts = [asked, *dict.fromkeys(_text_field(record, key, dialect) for key in inputs)]
     if not any(texts):
-        raise _other_form_skip(dialect, asks, value.get(asks))
+        raise _other_form_skip(dialect, asks, record.get(asks))
     is_history = isinstance(pairs, list) and all(
         isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in pairs
     )
@@ -78,19 +78,19 @@ def _repeats_context(value: Mapping[str, Any], key: str, asked: str) -> bool:
     return key == "context" and are_contained(normalized_texts(value.get(key)), normalized_texts(asked))
 
 
-def turns_of_prompt_and_completion(value: Mapping[str, Any], dialect: Dialect) -> list[Any]:
+def turns_of_prompt_and_completion(record: Mapping[str, Any], dialect: Dialect) -> list[Any]:
     """Join a prompt and a completion: both are texts, or both are turns."""
-    prompt, completion = value["prompt"], value["completion"]
+    prompt, completion = record["prompt"], record["completion"]
     if prompt and isinstance(prompt, list) and isinstance(completion, list):
         return [*prompt, *completion]
-    return question_and_answer_turns(_text_field(value, "prompt", dialect), _text_field(value, "completion", dialect))
+    return question_and_answer_turns(_text_field(record, "prompt", dialect), _text_field(record, "completion", dialect))
 
 
-def turns_of_question_and_answer_lists(value: Mapping[str, Any], dialect: Dialect) -> list[Message]:
+def turns_of_question_and_answer_lists(record: Mapping[str, Any], dialect: Dialect) -> list[Message]:
     """Make turns of a list of questions and a list of as many answers."""
-    sides = [value[key] for key in dialect.required_fields]
+    sides = [record[key] for key in dialect.required_fields]
     if sides[0] and isinstance(sides[0], str) and not sides[1]:  # one question without an answer
-        return question_and_answer_turns(sides[0], _text_field(value, dialect.required_fields[1], dialect))
+        return question_and_answer_turns(sides[0], _text_field(record, dialect.required_fields[1], dialect))
     for key, side in zip(dialect.required_fields, sides, strict=True):
         is_question = key == dialect.required_fields[0]
         if not isinstance(side, list) or not all(isinstance(text, str) and (text or not is_question) for text in side):
@@ -101,9 +101,9 @@ def turns_of_question_and_answer_lists(value: Mapping[str, Any], dialect: Dialec
     return [message for pair in zip(*sides, strict=True) for message in question_and_answer_turns(*pair)]
 
 
-def turns_as_written(value: Mapping[str, Any], dialect: Dialect) -> list[Any]:
+def turns_as_written(record: Mapping[str, Any], dialect: Dialect) -> list[Any]:
     """Return the value of a dialect's only field: a list whose entries are already turns or pairs."""
-    turns = value[dialect.required_fields[0]]
+    turns = record[dialect.required_fields[0]]
     if not isinstance(turns, list) or not all(isinstance(message, dict) for message in turns):
         raise _other_form_skip(dialect, dialect.required_fields[0], turns)
     return turns
@@ -162,42 +162,42 @@ class ConversationReading(NamedTuple):
     consumed_keys: Sequence[str] | None = None  # fields that the sample does not keep beside its turns; None: all
 
 
-def possible_readings(value: Mapping[str, Any], settings: ReadSettings) -> Iterator[ConversationReading]:
+def possible_readings(record: Mapping[str, Any], settings: ReadSettings) -> Iterator[ConversationReading]:
     """Yield the ways in which a record's fields can be read as a conversation, in the order in which they are tried."""
     kind, auto, own = settings.sample_type, SampleType.auto, settings.messages_key
-    if kind is SampleType.document and isinstance(text := value.get(own or "text"), str) and text:
+    if kind is SampleType.document and isinstance(text := record.get(own or "text"), str) and text:
         yield ConversationReading("document", (own or "text",), partial(document_of, text))
     if kind in (auto, SampleType.chat, SampleType.document):
         for key in (own,) if own else MESSAGE_KEYS:
-            if value.get(key):
-                yield ConversationReading(key, (key,), partial(value.get, key))
+            if record.get(key):
+                yield ConversationReading(key, (key,), partial(record.get, key))
         if own:
             return
-        if value.get("prompts") and value.get("captions"):
+        if record.get("prompts") and record.get("captions"):
             yield ConversationReading(
-                "prompts and captions", ("prompts", "captions"), partial(turns_of_prompts_and_captions, value)
+                "prompts and captions", ("prompts", "captions"), partial(turns_of_prompts_and_captions, record)
             )
-    is_caption, caption = kind in (auto, SampleType.captioning), value.get("caption")
+    is_caption, caption = kind in (auto, SampleType.captioning), record.get("caption")
     if is_caption and isinstance(caption, str):
         yield _caption_reading(caption, settings)
-    if kind in (auto, SampleType.vqa) and (written := _single_question_reading(value)):
+    if kind in (auto, SampleType.vqa) and (written := _single_question_reading(record)):
         yield written
     for dialect in DIALECTS if kind in (auto, SampleType.chat, SampleType.vqa) else ():
         if (dialect.is_vqa or kind is not SampleType.vqa) and all(
-            value.get(key) is not None for key in dialect.required_fields
+            record.get(key) is not None for key in dialect.required_fields
         ):
-            keys = [key for key in (*dialect.required_fields, *dialect.optional_fields) if key in value]
-            yield ConversationReading(dialect.name, keys, partial(dialect.make_turns, value, dialect))
-    if kind is auto and isinstance(text := value.get("text"), str) and text.strip():
+            keys = [key for key in (*dialect.required_fields, *dialect.optional_fields) if key in record]
+            yield ConversationReading(dialect.name, keys, partial(dialect.make_turns, record, dialect))
+    if kind is auto and isinstance(text := record.get("text"), str) and text.strip():
         yield ConversationReading("text", ("text",), partial(document_of, text))
-    if kind in (auto, SampleType.vqa) and (written := _single_question_reading(value, is_answered=False)):
+    if kind in (auto, SampleType.vqa) and (written := _single_question_reading(record, is_answered=False)):
         yield written
     if is_caption and isinstance(caption, list) and isinstance(first_answer(caption), str):  # Flickr30k: the first
         yield _caption_reading(first_answer(caption), settings)
 
 
-def fitting_reading(
-    value: Mapping[str, Any], settings: ReadSettings
+def find_only_fitting_reading(
+    record: Mapping[str, Any], settings: ReadSettings
 ) -> tuple[ConversationReading, dict[str, list[Any]]] | None:
     """Find the reading that gives a record's conversation; None: no reading fits.
 
@@ -206,26 +206,26 @@ def fitting_reading(
     Raises:
         Skip: `bad_message`: the record can be read in another way, too, with other texts.
     """
-    ways = possible_readings(value, settings)
+    ways = possible_readings(record, settings)
     first = next(ways, None)
-    if first is None or (first.name == "text" and not text_unless_chat(value)):
+    if first is None or (first.name == "text" and not text_unless_chat(record)):
         return None
     if first.name == "text":
-        refuse_message(value)
+        refuse_lone_message(record)
     if settings.sample_type is SampleType.document:
         return first, {}
-    first = _with_thoughts(value, first)
-    columns, beside = settings.columns, sorted(CONVERSATION_FIELDS.intersection(value).difference(first.keys))
-    said = normalized_texts([value[key] for key in first.keys]) if beside else set()
-    texts = {key: normalized_texts(value[key]) for key in beside}
+    first = _with_thoughts(record, first)
+    columns, beside = settings.columns, sorted(CONVERSATION_FIELDS.intersection(record).difference(first.keys))
+    said = normalized_texts([record[key] for key in first.keys]) if beside else set()
+    texts = {key: normalized_texts(record[key]) for key in beside}
     unsaid = [key for key in beside if not are_contained(texts[key], said)]
     others = {key for key in unsaid if not are_contained(said, texts[key])}
     if not (settings.messages_key or columns.messages or (columns.prompt and columns.response)):
-        if _is_question_and_answer(value, first):
-            refuse_lost_texts(value, first.keys, unsaid, bool(columns.prompt or columns.response))
+        if _is_question_and_answer(record, first):
+            refuse_lost_texts(record, first.keys, unsaid, bool(columns.prompt or columns.response))
         if others:
-            _refuse_second_reading(value, first, ways, others)
-    return first, {key: [value[key]] for key in unsaid if key in others or isinstance(value[key], list)}
+            _refuse_second_reading(record, first, ways, others)
+    return first, {key: [record[key]] for key in unsaid if key in others or isinstance(record[key], list)}
 
 
 def _refuse_second_reading(
@@ -253,7 +253,7 @@ def _is_question_and_answer(value: Mapping[str, Any], reading: ConversationReadi
 def _with_thoughts(value: Mapping[str, Any], reading: ConversationReading) -> ConversationReading:
     """Return a reading of one answer with the thoughts that stand beside it in the record, unless it thinks itself."""
     is_one_answer = len(reading.keys) > 1 and isinstance(value[reading.keys[0]], str)
-    if not is_one_answer or not (thoughts := thoughts_beside(value)):
+    if not is_one_answer or not (thoughts := top_level_thoughts(value)):
         return reading
     said = normalized_texts(value[reading.keys[1]])
     unsaid = {key: text for key, text in thoughts.items() if not are_contained(normalized_texts(text), said)}
@@ -268,19 +268,19 @@ def _with_thoughts(value: Mapping[str, Any], reading: ConversationReading) -> Co
     return reading._replace(keys=(*reading.keys, *thoughts), make_turns=turns, consumed_keys=(*consumed, *thoughts))
 
 
-def no_conversation_skip(value: Mapping[str, Any], fields: str) -> Skip:
+def no_conversation_skip(record: Mapping[str, Any], expected_fields: str) -> Skip:
     """Return the Skip for a record without a conversation; its hint names a field of turns, with several roles if any.
 
-    `fields`: those that were looked for.
+    `expected_fields`: those that were looked for.
     """
     roles = {
         key: {str(turn.get("role", turn.get("from"))) for turn in item if isinstance(turn, dict)}
-        for key, item in value.items()
+        for key, item in record.items()
         if isinstance(item, list) and item and isinstance(item[0], dict) and not {"role", "from"}.isdisjoint(item[0])
     }
     named = max(roles, key=lambda key: len(roles[key]) > 1, default=None)
     hint = None if named is None else Hint("messages_key", named, "reads its turns", _FIELD_ADVICE)
-    return Skip(Reason.NO_MESSAGES, f"no {fields} among {sorted(value)[:8]} ({hint or _FIELD_ADVICE})", hint)
+    return Skip(Reason.NO_MESSAGES, f"no {expected_fields} among {sorted(record)[:8]} ({hint or _FIELD_ADVICE})", hint)
 
 
 def _caption_reading(caption: str, settings: ReadSettings) -> ConversationReading:

@@ -11,9 +11,14 @@ from energon_pack.samples.flavors.captioning import PackedCaptioning
 from energon_pack.samples.flavors.fit import FIT_RULES
 from energon_pack.samples.flavors.multi_mix_qa import MultiMixQA, PackedMultiMixQA, PackedTrees
 from energon_pack.samples.member import MemberInput
-from energon_pack.samples.pack_reader import format_problem, meta_of, refuse_wrong_len, tokens_of_pack
+from energon_pack.samples.pack_reader import (
+    describe_unreadable_format,
+    read_checked_meta,
+    refuse_wrong_len,
+    tokens_of_pack,
+)
 from energon_pack.samples.pack_tokens import PACK_FORMAT, TOKENS_PART, PackTokens, members_of
-from energon_pack.samples.sample import Parts, ReadMedia, json_of
+from energon_pack.samples.sample import Parts, ReadMedia, parse_json_part
 
 UNPACKED_FLAVOR = MultiMixQA()
 DEFAULT_FLAVOR = PackedMultiMixQA()
@@ -55,15 +60,15 @@ def packed_flavor_or_default(name: object) -> PackedFlavor:
     return flavor
 
 
-def reading_problem(manifest: Mapping[str, Any], oldest: int = PACK_FORMAT) -> str | None:
+def describe_unreadable_dataset(manifest: Mapping[str, Any], oldest_format: int = PACK_FORMAT) -> str | None:
     """Return why this version can't read a dataset's flavour or format by its energon_pack.json; None: it can.
 
-    `oldest`: the oldest format that the caller reads.
+    `oldest_format`: the oldest format that the caller reads.
     """
     name = manifest.get("flavor")
     if isinstance(name, str) and find_packed_flavor(name) is None:
         return f"it has the flavor {name!r}, which no installed package can read"
-    return format_problem(manifest, oldest)
+    return describe_unreadable_format(manifest, oldest_format)
 
 
 def load_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> dict[str, Any]:
@@ -74,8 +79,8 @@ def load_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> dict[str, 
     Raises:
         UnknownFormat: another tool, or another version of this package, wrote the pack; or it has no tokens.
     """
-    value = json_of(parts["json"])
-    meta = meta_of(value, str(parts.get("__key__")))
+    value = parse_json_part(parts["json"])
+    meta = read_checked_meta(value, str(parts.get("__key__")))
     tokens_of_pack(parts, meta)
     return {**flavor.load(*with_referenced_parts(parts, value, flavor, read)), TOKENS_PART: parts[TOKENS_PART]}
 

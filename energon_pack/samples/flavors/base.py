@@ -150,7 +150,7 @@ class PackedFlavor(Flavor):
     def unfit(self, answers: Mapping[str, str | None]) -> str | None:
         """Return a sample's content that this flavour can't hold, such as "tools"; None: it can hold the sample.
 
-        `answers`: what `fit.contents_that_do_not_fit` returned for the sample.
+        `answers`: what `fit.contents_forbidden_by_flavor_rules` returned for the sample.
         """
         return next(filter(None, map(answers.__getitem__, self.rules)), None)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from energon_pack.errors import quote
-from energon_pack.samples.conversation import option_fields, options_of, placed_record
+from energon_pack.samples.conversation import match_placeholders_with_media, option_fields, options_of
 from energon_pack.samples.flavors.base import (
     COUNT_TYPE,
     LIST_TYPE,
@@ -189,5 +189,5 @@ def _messages_with_times(member: Fields, positions: Sequence[Any], num_images: i
     """
     fields = {name: member[name] for name in ("fps", "timestamp_decimal")}
     record = Record(prompt_caption_turns(member["prompts"], member["captions"]), fields=fields)
-    placed = placed_record(record, [IMAGE.kind] * num_images)
+    placed = match_placeholders_with_media(record, [IMAGE.kind] * num_images)
     return placed.timed_messages(positions) if positions else placed.messages

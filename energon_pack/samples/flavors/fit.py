@@ -21,7 +21,7 @@ _ALTERNATING_ROLES = ["user", "assistant"]
 _DECODED_EXTENSIONS = ("jpg", "png", "gif", "webp", "bmp", "tif", "mp4", "avi", "mpg", "wmv")
 
 
-def contents_that_do_not_fit(sample: ReadSample) -> dict[str, str | None]:
+def contents_forbidden_by_flavor_rules(sample: ReadSample) -> dict[str, str | None]:
     """Return for each of `FIT_RULES`, by name, the sample's content that it forbids ("tools"), or None."""
     return {name: rule(sample) for name, rule in FIT_RULES.items()}
 

@@ -23,9 +23,9 @@ from energon_pack.samples.flavors.base import (
     sample_json,
 )
 from energon_pack.samples.media.kinds import IMAGE, KIND_BY_LETTER, KINDS, VIDEO
-from energon_pack.samples.member import NO_OPTIONS, MemberInput, Shared, media_fields
+from energon_pack.samples.member import NO_OPTIONS, MemberInput, Shared, media_keyword_arguments
 from energon_pack.samples.pack_reader import num_shared_media
-from energon_pack.samples.sample import Parts, kind_of, media_by_kind, media_type
+from energon_pack.samples.sample import Parts, media_by_kind, media_kind_of_part, media_type
 
 _MEDIA_PART_NAME = re.compile(rf"s\d{{3,}}\.([{''.join(KIND_BY_LETTER)}])\d{{2,}}\.[a-z0-9]+")  # s003.i00.jpg
 
@@ -94,13 +94,15 @@ class PackedMultiMixQA(PackedFlavor):
         return KIND_BY_LETTER[match[1]] if match else None
 
     def load(self, parts: Parts, value: Fields) -> dict[str, Any]:
-        kinds = [[self.kind(name) or kind_of(parts, name) for name in names] for names in value["media_files"]]
+        kinds = [
+            [self.kind(name) or media_kind_of_part(parts, name) for name in names] for names in value["media_files"]
+        ]
         named = [list(zip(*member, strict=True)) for member in zip(value["media_files"], kinds, strict=True)]
         media = [media_by_kind(parts, member) for member in named]
         members = self.members(value) if MESSAGES_FIELD in value else [{MESSAGES_FIELD: []}] * len(kinds)
         return {
             "messages": [member["messages"] for member in members],
-            **media_fields({kind: [member[kind] for member in media] for kind in KINDS}),
+            **media_keyword_arguments({kind: [member[kind] for member in media] for kind in KINDS}),
             "tools": [member.get("tools") for member in members],
             "video_frames": [member.get("video_frames") for member in members],
             "options": [option_fields(member) for member in members],
@@ -144,7 +146,7 @@ class PackedTrees(PackedMultiMixQA):
 
     def load(self, parts: Parts, value: Fields) -> dict[str, Any]:
         counts = list(num_shared_media(self.parts(value), value["_meta"]["shared_lens"]))
-        kinds = [[kind_of(parts, name) for name in names] for names in value["media_files"]]
+        kinds = [[media_kind_of_part(parts, name) for name in names] for names in value["media_files"]]
         shared = [kinds_of[:num] for kinds_of, num in zip(kinds, counts, strict=True)]
         return {
             **super().load(parts, value),

@@ -36,13 +36,13 @@ def probe_image(file: BinaryIO) -> Media:
     except UnidentifiedImageError:
         raise
     except Exception as error:  # damaged bytes make Pillow's plugins raise anything, and each costs only its sample
-        raise unreadable_image(error) from None
+        raise unreadable_image_skip(error) from None
     if not (medium.width and medium.height):
         raise Skip(Reason.UNREADABLE_MEDIA, f"an image of {medium.width}×{medium.height} pixels")
     return medium
 
 
-def unreadable_image(error: Exception) -> Skip:
+def unreadable_image_skip(error: Exception) -> Skip:
     """Return the Skip of an image at which Pillow raises `error`."""
     return Skip(Reason.UNREADABLE_MEDIA, f"not a readable image: {str(error) or type(error).__name__}")
 
@@ -93,7 +93,7 @@ def png_chunk_names(image: Image.Image, file: BinaryIO) -> list[bytes] | None:
         head = file.read(8)
         length, name = int.from_bytes(head[:4], "big"), head[4:]
         position += 12 + length
-        if position <= end and not (name == b"tEXt" and is_text_without_orientation(file.read(80), length)):
+        if position <= end and not (name == b"tEXt" and is_png_text_without_orientation(file.read(80), length)):
             names.append(name)
     file.seek(start)
     return names
@@ -211,7 +211,7 @@ def _png_size(data: Bytes, head: bytes) -> tuple[int, int] | None:
         if kind == b"IDAT" and position <= size:
             has_pixels = True
         elif kind in _PNG_ORIENTATION_CHUNKS or (
-            kind == b"tEXt" and not is_text_without_orientation(data.read(chunk + 8, 80), length)
+            kind == b"tEXt" and not is_png_text_without_orientation(data.read(chunk + 8, 80), length)
         ):
             return None
         elif not has_pixels:  # Pillow reads and checks the chunks before the pixels
@@ -228,13 +228,13 @@ def _png_size(data: Bytes, head: bytes) -> tuple[int, int] | None:
     return None
 
 
-def is_text_without_orientation(text: bytes, length: int) -> bool:
+def is_png_text_without_orientation(first_bytes: bytes, chunk_bytes: int) -> bool:
     """Tell whether a PNG's text chunk surely holds no orientation, and is no longer than Pillow reads.
 
-    `text`: the chunk's first bytes. `length`: bytes of the whole chunk.
+    `first_bytes`: the chunk's first bytes. `chunk_bytes`: bytes of the whole chunk.
     """
-    topic, zero, _ = text[:length].partition(b"\0")
-    return bool(zero) and topic in _PNG_HARMLESS_KEYWORDS and length < _MAX_TEXT_BYTES
+    topic, zero, _ = first_bytes[:chunk_bytes].partition(b"\0")
+    return bool(zero) and topic in _PNG_HARMLESS_KEYWORDS and chunk_bytes < _MAX_TEXT_BYTES
 
 
 def _webp_size(head: bytes, size: int) -> tuple[int, int] | None:

@@ -313,11 +313,11 @@ MEDIA_EXTENSIONS = tuple(_KIND_OF_EXTENSION)
 VIDEO_EXTENSIONS = tuple(name for name, kind in _KIND_OF_EXTENSION.items() if kind == VIDEO.kind)
 
 
-def format_of(head: bytes) -> MediaFormat | None:
+def find_media_format(first_bytes: bytes) -> MediaFormat | None:
     """Return the format of a file that begins with these 16 bytes; None: unknown."""
-    return next((format for format in FORMATS if format.magic.match(head)), None)
+    return next((format for format in FORMATS if format.magic.match(first_bytes)), None)
 
 
-def kind_by_extension(part: str) -> str | None:
+def media_kind_by_extension(file_name: str) -> str | None:
     """Return the kind of medium by the extension of a name; None: it is no medium."""
-    return _KIND_OF_EXTENSION.get(part.rpartition(".")[2].lower())
+    return _KIND_OF_EXTENSION.get(file_name.rpartition(".")[2].lower())

@@ -52,7 +52,7 @@ class MediumSettings:
     list_of_frames: int | None = None
 
     @property
-    def given_pixel_keys(self) -> list[str]:
+    def given_size_settings(self) -> list[str]:
         """The names of the settings that are set and change the size of pictures."""
         return [key for key in PIXEL_KEYS if getattr(self, key) is not None]
 
@@ -62,7 +62,7 @@ class MediumSettings:
         return any(getattr(self, key) is not None for key in NUMBER_OF_FRAMES_KEYS)
 
     @property
-    def sets_range(self) -> bool:
+    def sets_start_or_end(self) -> bool:
         """Whether only a part of the video is taken: its start or its end is set."""
         return self.video_start is not None or self.video_end is not None
 

@@ -56,20 +56,20 @@ def join_media(members: Sequence[PreparedMedia]) -> PreparedMedia:
     )
 
 
-def media_arguments(
-    media: PreparedMedia, settings: Mapping[str, Mapping[str, Any]], nests_images: bool = False
+def media_arguments_of_processor(
+    media: PreparedMedia, call_settings: Mapping[str, Mapping[str, Any]], nests_images: bool = False
 ) -> dict[str, Any]:
     """Return the keyword arguments of a processor's call for these media; frames of videos are already chosen.
 
     Args:
-        settings: settings of the call for each kind of media.
+        call_settings: settings of the call for each kind of media.
         nests_images: whether the call takes several images as a list in a list.
     """
     arguments = {KINDS[kind].argument: media.of_kind(kind) for kind in dict.fromkeys(media.order)}
     images, clips, sounds = (arguments.get(medium.argument, []) for medium in (IMAGE, VIDEO, AUDIO))
     arguments |= sound_arguments(media.order, [clip.sound for clip in clips], sounds)
     names = {kind: medium.argument for kind, medium in KINDS.items() if medium.argument in arguments}
-    set_by = {name: {**copy.deepcopy(settings.get(kind, {}))} for kind, name in names.items()}
+    set_by = {name: {**copy.deepcopy(call_settings.get(kind, {}))} for kind, name in names.items()}
     if clips:
         arguments[VIDEO.argument] = [clip.frames for clip in clips]
         metadata = [clip.metadata for clip in clips]
@@ -104,10 +104,12 @@ def sound_arguments(order: Sequence[str], tracks: Sequence[Any], sounds: Sequenc
     }
 
 
-def prepared_media(rules: InputRules, media: Sequence[MediumInput], data: Sequence[Any]) -> PreparedMedia:
+def prepare_media_for_processor(
+    rules: InputRules, media: Sequence[MediumInput], contents: Sequence[Any]
+) -> PreparedMedia:
     """Decode and resize the media of a sample for the call of its processor.
 
-    `data`: Pillow's image for each image or listed frame of a video, and the bytes of each other medium's file.
+    `contents`: Pillow's image for each image or listed frame of a video, and the bytes of each other medium's file.
 
     Raises:
         ValueError, OSError: a medium can't be decoded, or has another size than when it was packed.
@@ -115,7 +117,7 @@ def prepared_media(rules: InputRules, media: Sequence[MediumInput], data: Sequen
     ends = [*accumulate(len(medium.part_kinds) for medium in media)]
     each = zip(media, [0, *ends], ends, strict=False)
     return PreparedMedia(
-        [medium.kind for medium in media], [_prepared(rules, m, data[start:end]) for m, start, end in each]
+        [medium.kind for medium in media], [_prepared(rules, m, contents[start:end]) for m, start, end in each]
     )
 
 
@@ -179,7 +181,7 @@ def _preprocessor(media: str) -> Any:
 
 def processor_arguments(rules: InputRules, media: PreparedMedia) -> dict[str, Any]:
     """Return the keyword arguments of a processor's call for these media, with the settings of `rules`."""
-    return media_arguments(media, rules.call_settings, rules.nests_images)
+    return media_arguments_of_processor(media, rules.call_settings, rules.nests_images)
 
 
 def apply_steps(

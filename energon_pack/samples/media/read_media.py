@@ -14,7 +14,7 @@ from PIL import UnidentifiedImageError
 from energon_pack.errors import PackError
 from energon_pack.samples.bytes import ByteRange, Bytes, as_file
 from energon_pack.samples.media.image_probe import probe_without_pillow
-from energon_pack.samples.media.kinds import IMAGE, KINDS, VIDEO, format_of
+from energon_pack.samples.media.kinds import IMAGE, KINDS, VIDEO, find_media_format
 from energon_pack.samples.media.medium import (
     FRAMES_KEY,
     NUMBER_OF_FRAMES_KEYS,
@@ -62,7 +62,7 @@ def probe(file: BinaryIO) -> Media:
         Skip: `unreadable_media`, or `unsupported_media` without PyAV.
     """
     head = file.read(16)
-    container = format_of(head)
+    container = find_media_format(head)
     try:
         if container is not None and container.kind != IMAGE.kind:
             return KINDS[container.kind].probe(file, container)
@@ -94,7 +94,7 @@ def with_requested_settings(
     result = list(media)
     if any(options.media) or options.all_media:
         each = options.media or [None] * len(media)
-        settings = [medium_settings_of(item, options.all_media, m.kind) for m, item in zip(media, each, strict=True)]
+        settings = [read_medium_settings(item, options.all_media, m.kind) for m, item in zip(media, each, strict=True)]
         result = [m if item is None else replace(m, settings=item) for m, item in zip(media, settings, strict=True)]
         _check_frame_lists(result, each)
     result = result if video_frames is None else _with_frames(result, video_frames)
@@ -106,7 +106,7 @@ def with_requested_settings(
 
 def _with_sound(video: Media, file: BinaryIO) -> Media:
     """Return a video with its sound; like processors, return a silent video unchanged."""
-    if video.settings is not None and video.settings.sets_range:
+    if video.settings is not None and video.settings.sets_start_or_end:
         detail = (
             "the sound of a part of a video is not heard: take out video_start and video_end, or use_audio_in_video"
         )
@@ -121,7 +121,7 @@ def first_and_num_frames(video: Media) -> tuple[int, int]:
     Without these settings, it is the whole video. Raises Skip if fewer than two frames are left.
     """
     settings, total = video.settings, video.num_frames
-    if settings is None or not settings.sets_range:
+    if settings is None or not settings.sets_start_or_end:
         return 0, total
     seconds = total / video.fps
     start, end = (
@@ -212,7 +212,7 @@ def _with_frame_indices(video: Media, frames: Any) -> Media:
         raise Skip(
             Reason.UNREADABLE_MEDIA, f"video_frames {str(frames)[:80]} are not ascending within {video.num_frames}"
         )
-    if video.settings is not None and (video.settings.sets_num_frames or video.settings.sets_range):
+    if video.settings is not None and (video.settings.sets_num_frames or video.settings.sets_start_or_end):
         raise Skip(Reason.BAD_MESSAGE, "video_frames lists the frames of a video whose settings choose others")
     return replace(video, frames=tuple(frames))
 
@@ -238,25 +238,27 @@ _MAX_NUMBER = sys.float_info.max
 _NOUNS = {FRAMES_KEY: "a list of frames", **{kind: medium.noun for kind, medium in KINDS.items()}}
 
 
-def medium_settings_of(
-    of_this: Mapping[str, Any] | None, of_all: Mapping[str, Any], kind: str
+def read_medium_settings(
+    own_settings: Mapping[str, Any] | None, settings_of_all_media: Mapping[str, Any], kind: str
 ) -> MediumSettings | None:
     """Read the settings of a medium; None: the sample sets nothing for it. Raises Skip: `bad_message`.
 
     Args:
-        of_this: the sample's settings of this medium; a key whose value is None sets nothing.
-        of_all: the sample's settings of all its media.
+        own_settings: the sample's settings of this medium; a key whose value is None sets nothing.
+        settings_of_all_media: the sample's settings of all its media.
         kind: the kind of the medium.
     """
-    values = {key: item for key, item in (of_this or {}).items() if item is not None}
-    if not values and not of_all:
+    values = {key: item for key, item in (own_settings or {}).items() if item is not None}
+    if not values and not settings_of_all_media:
         return None
     noun = FRAMES_KEY if FRAMES_KEY in values else kind
     if unknown := sorted(values.keys() - _KEYS_OF_KIND[noun]):
         keys = ", ".join(key for key in SETTING_KEYS if key in _KEYS_OF_KIND[noun])
         raise Skip(Reason.BAD_MESSAGE, f"{unknown[0]} of {_NOUNS[noun]}: there are {keys}")
     values = {
-        key: of_all[key] for key in SHARED_KEYS if key in _KEYS_OF_KIND[noun] and of_all.get(key) is not None
+        key: settings_of_all_media[key]
+        for key in SHARED_KEYS
+        if key in _KEYS_OF_KIND[noun] and settings_of_all_media.get(key) is not None
     } | values
     if not values:
         return None

@@ -15,16 +15,16 @@ from fractions import Fraction
 from itertools import chain, islice, pairwise
 from typing import Any, BinaryIO, NamedTuple
 
-from energon_pack.run.untrusted_input import bounded
+from energon_pack.run.untrusted_input import bounded_memory_and_time
 from energon_pack.samples.media.medium import SOUND_EXTENSION_OF, Media, MediaFormat
 from energon_pack.samples.media.streams import (
-    decoded_pieces,
-    errors_as_skip,
-    is_cover,
+    decode_sound_in_pieces,
+    find_shown_video_stream,
+    is_cover_stream,
     may_turn_pictures,
+    open_video_frames,
     opened_container,
-    opened_frames,
-    shown_stream,
+    turn_pyav_errors_into_skip,
     upright_picture,
 )
 from energon_pack.samples.skip import Reason, Skip
@@ -57,7 +57,7 @@ def _opened(file: BinaryIO, noun: str) -> Iterator[Any]:
     A header may promise millions of frames in a few bytes, and FFmpeg lists each. Raises Skip.
     """
     most = _MIN_MEMORY_BYTES + _MEMORY_PER_BYTE * file.seek(0, os.SEEK_END)
-    with errors_as_skip(noun), bounded(most), opened_container(file) as container:
+    with turn_pyav_errors_into_skip(noun), bounded_memory_and_time(most), opened_container(file) as container:
         yield container
 
 
@@ -69,13 +69,13 @@ def probe_sound_length(file: BinaryIO, container: MediaFormat) -> tuple[int, int
         return checked_sound_length(*counted)
     is_promised = container.extension != "mp3" or _has_frame_count(file)
     with _opened(file, "sound") as opened_file:
-        return decoded_length(opened_file, is_promised)
+        return measure_sound_by_decoding(opened_file, is_promised)
 
 
 def probe_sound_length_of_video(file: BinaryIO) -> tuple[int, int] | None:
     """Return the number of samples and the rate of a video's sound; None: the video has no sound."""
     with _opened(file, "video") as container:
-        return decoded_length(container) if container.streams.audio else None
+        return measure_sound_by_decoding(container) if container.streams.audio else None
 
 
 def _has_frame_count(file: BinaryIO) -> bool:
@@ -90,21 +90,21 @@ def _has_frame_count(file: BinaryIO) -> bool:
     return _FRAME_COUNT.search(head) is not None
 
 
-def decoded_length(container: Any, is_promised: bool = True) -> tuple[int, int]:
+def measure_sound_by_decoding(container: Any, is_length_promised: bool = True) -> tuple[int, int]:
     """Decode the sound of a file that PyAV has opened; return its number of samples, and its samples a second.
 
-    `is_promised`: whether an MP3 or a FLAC with fewer samples than FFmpeg expects is cut short. Raises Skip.
+    `is_length_promised`: whether an MP3 or a FLAC with fewer samples than FFmpeg expects is cut short. Raises Skip.
     """
     num_samples = rate = 0
-    with errors_as_skip("sound"):
-        for piece, rate in decoded_pieces(container):
+    with turn_pyav_errors_into_skip("sound"):
+        for piece, rate in decode_sound_in_pieces(container):
             num_samples += len(piece)
             if num_samples > _MAX_SECONDS * rate:
                 break
         checked_sound_length(num_samples, rate)
         stream = container.streams.best("audio")
         promised = round((stream.duration or 0) * stream.time_base * rate)
-        if is_promised and container.format.name in ("mp3", "flac") and num_samples < promised - 1:
+        if is_length_promised and container.format.name in ("mp3", "flac") and num_samples < promised - 1:
             raise _cut_short_skip(f"its header promises {promised:,} samples, {num_samples:,} are there")
     return num_samples, rate
 
@@ -161,7 +161,7 @@ def is_container_without_pictures(file: BinaryIO) -> bool:
 
 
 def _has_no_pictures(container: Any) -> bool:
-    return bool(container.streams.audio) and all(map(is_cover, container.streams.video))
+    return bool(container.streams.audio) and all(map(is_cover_stream, container.streams.video))
 
 
 def probe_video_or_sound(file: BinaryIO, container_format: MediaFormat) -> Media:
@@ -174,16 +174,16 @@ def probe_video_or_sound(file: BinaryIO, container_format: MediaFormat) -> Media
     extension = container_format.extension
     with _opened(file, "video") as container:
         if extension in SOUND_EXTENSION_OF and _has_no_pictures(container):
-            num_samples, hertz = decoded_length(container)
+            num_samples, hertz = measure_sound_by_decoding(container)
             return Media("audio", extension=SOUND_EXTENSION_OF[extension], num_samples=num_samples, rate=hertz)
-        stream = shown_stream(container)
+        stream = find_shown_video_stream(container)
         shown = _shown_frames(container, stream)
         rate = stream.average_rate or stream.guessed_rate
         width, height = stream.codec_context.width, stream.codec_context.height
         format_name, max_step = container.format.name, _max_step(container)
     if shown is None:
-        with errors_as_skip("video"):
-            times = decode_times(file)
+        with turn_pyav_errors_into_skip("video"):
+            times = decode_frame_times(file)
             shown = _Shown(len(times), _seconds(times, times, max_step))
     num_frames = shown.num_frames
     if not format_name.startswith("mov"):  # the tables of an mp4 list how long each frame is shown
@@ -193,8 +193,11 @@ def probe_video_or_sound(file: BinaryIO, container_format: MediaFormat) -> Media
             Reason.UNREADABLE_MEDIA, f"a video of {num_frames} frames of {width}×{height} pixels, {rate} a second"
         )
     if may_turn_pictures(file, format_name):
-        with errors_as_skip("video"), opened_container(file) as container:  # its header was read within the bound
-            width, height = upright_picture(next(container.decode(shown_stream(container)))).size
+        with (
+            turn_pyav_errors_into_skip("video"),
+            opened_container(file) as container,
+        ):  # its header was read within the bound
+            width, height = upright_picture(next(container.decode(find_shown_video_stream(container)))).size
     return Media("video", width, height, extension, num_frames, float(rate))
 
 
@@ -287,10 +290,10 @@ def _may_show_no_frame(packet: Any, codec: str) -> bool:
     return codec == "mpeg4" and int(packet.size) <= _MAX_DROPPED_BYTES
 
 
-def decode_times(file: BinaryIO) -> list[float]:
+def decode_frame_times(file: BinaryIO) -> list[float]:
     """Decode all frames of a video, and return their times as `times_of_frames` does; raises PyAV's errors, too."""
     with opened_container(file) as container:
-        return [*times_of_frames(container.decode(shown_stream(container)))]
+        return [*times_of_frames(container.decode(find_shown_video_stream(container)))]
 
 
 def times_of_frames(frames: Iterable[Any]) -> Iterator[float]:
@@ -313,7 +316,7 @@ def frame_times(data: bytes) -> list[float]:
     av: Any = importlib.import_module("av")
     times: list[float] = []
     try:
-        with opened_frames(av, data) as (_, shown):
+        with open_video_frames(av, data) as (_, shown):
             times.extend(times_of_frames(shown))
     except av.FFmpegError as error:
         raise ValueError(f"a video can't be decoded after {len(times)} frames: {error}") from None

@@ -61,13 +61,13 @@ def opened_container(file: BinaryIO) -> Iterator[Any]:
         yield container
 
 
-def shown_stream(container: Any) -> Any:
+def find_shown_video_stream(container: Any) -> Any:
     """Return the video stream of a container that a player shows.
 
     It is FFmpeg's best (`av_find_best_stream`: by the flag `default`, then by frames and bits), as in torchcodec,
     ffplay and decord. Covers are never taken, streams of one frame or of an image codec only if there are no others.
     """
-    streams = [stream for stream in container.streams.video if not is_cover(stream)]
+    streams = [stream for stream in container.streams.video if not is_cover_stream(stream)]
     if not streams:
         raise UndecodableError(f"there is no film in it{', only a cover' if container.streams.video else ''}")
     best = container.streams.best("video")
@@ -79,13 +79,13 @@ def shown_stream(container: Any) -> Any:
     return max(streams, key=rank)
 
 
-def is_cover(stream: Any) -> bool:
+def is_cover_stream(video_stream: Any) -> bool:
     """Tell whether a video stream is a cover, thumbnails or a still, by the container's flags."""
-    return any(stream.disposition & getattr(type(stream.disposition), name) for name in _COVER_FLAGS)
+    return any(video_stream.disposition & getattr(type(video_stream.disposition), name) for name in _COVER_FLAGS)
 
 
 @contextmanager
-def errors_as_skip(noun: str) -> Iterator[None]:
+def turn_pyav_errors_into_skip(noun: str) -> Iterator[None]:
     """Turn errors of PyAV into Skip; `noun`: what is read, for the message: `video`."""
     try:
         yield
@@ -115,7 +115,7 @@ def decode_audio(data: bytes, rate: int) -> SoundSamples:
     try:
         resampler = av.AudioResampler(format="flt", layout="mono", rate=rate)
         with opened_container(io.BytesIO(data)) as container:
-            for piece, own_rate in decoded_pieces(container):
+            for piece, own_rate in decode_sound_in_pieces(container):
                 num_samples += len(piece)
                 pieces += [piece] if own_rate == rate else _resampled(av, resampler, piece, own_rate)
         if own_rate not in (0, rate):
@@ -128,7 +128,7 @@ def decode_audio(data: bytes, rate: int) -> SoundSamples:
     return np.concatenate(pieces)[: resampled_length(num_samples, own_rate, rate)]
 
 
-def decoded_pieces(container: Any) -> Iterator[tuple[SoundSamples, int]]:
+def decode_sound_in_pieces(container: Any) -> Iterator[tuple[SoundSamples, int]]:
     """Decode the sound of a container piece by piece: the mean of its channels, float32 [n], and the samples a second.
 
     Raises:
@@ -187,7 +187,7 @@ def decode_frames(data: bytes, indices: Sequence[int]) -> list[Image.Image]:
     frames: dict[int, Image.Image] = {}
     numbers = set(indices)
     try:
-        with opened_frames(av, data) as (format_name, shown):
+        with open_video_frames(av, data) as (format_name, shown):
             is_turned = may_turn_pictures(io.BytesIO(data), format_name)
             for index, frame in enumerate(islice(shown, max(numbers, default=-1) + 1)):
                 if index in numbers:
@@ -203,10 +203,10 @@ def decode_frames(data: bytes, indices: Sequence[int]) -> list[Image.Image]:
 
 
 @contextmanager
-def opened_frames(av: Any, data: bytes) -> Iterator[tuple[str, Iterator[Any]]]:
+def open_video_frames(av: Any, data: bytes) -> Iterator[tuple[str, Iterator[Any]]]:
     """Open a video; the context gives FFmpeg's name of its format, and its frames in the order they are shown."""
     with opened_container(io.BytesIO(data)) as container:
-        stream = shown_stream(container)
+        stream = find_shown_video_stream(container)
         stream.thread_type = _thread_type(av)
         yield container.format.name, container.decode(stream)
 

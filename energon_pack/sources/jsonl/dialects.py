@@ -19,14 +19,14 @@ from typing import Any
 
 from energon_pack.run.bounded_memory import LruCache
 from energon_pack.run.untrusted_input import parse_json
-from energon_pack.samples.dialects.media_in_text import names_file, refuse_url
-from energon_pack.samples.dialects.pairs import refuse_unread_options
-from energon_pack.samples.dialects.rewrite import rewrite_record, with_our_names, with_renamed_turns
+from energon_pack.samples.dialects.media_in_text import is_name_of_file, refuse_url
+from energon_pack.samples.dialects.pairs import refuse_answer_without_options
+from energon_pack.samples.dialects.rewrite import rewrite_record, with_keys_renamed, with_renamed_turn_keys
 from energon_pack.samples.dialects.table import Dialect, turns_of_question
 from energon_pack.samples.frames import frame_list_settings
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, MEDIA_KEYS, PART_TYPES, VIDEO
 from energon_pack.samples.media.medium import RATE_KEYS
-from energon_pack.samples.media_marks import empty_media_keys, without_minicpm_marks
+from energon_pack.samples.media_marks import empty_media_keys_by_kind, replace_minicpm_marks
 from energon_pack.samples.media_parts import is_document_with_named_pictures
 from energon_pack.samples.placeholders import flat_content, num_text_placeholders
 from energon_pack.samples.record import Record, parse_rewritten_record
@@ -95,7 +95,7 @@ def parse_row(value: Any, rows: RowSettings, settings: ReadSettings) -> Record:
     value = rewrite_record(value, settings)
     if isinstance(value, dict):
         value = {**_null_media_columns(settings), **_renamed_fields(value, rows, settings)}
-        empty = empty_media_keys(value, settings)
+        empty = empty_media_keys_by_kind(value, settings)
         listed = [medium for key in MEDIA_KEYS if key in value for medium in _listed_media(value.pop(key), key)]
     else:
         listed, empty = [], {}
@@ -133,7 +133,7 @@ def _refuse_unlisted_media(record: Record, paths: Sequence[str]) -> None:
     contents = [message["content"] for message in record.messages if isinstance(message["content"], list)]
     in_parts = [part["name"] for content in contents for part in content if "name" in part]
     for name in [*(record.listed_media or ()), *in_parts]:
-        if not any(names_file(name, path) for path in paths):
+        if not any(is_name_of_file(name, path) for path in paths):
             where = "a content part" if name in in_parts else "name, or media_files,"
             detail = f"{where} names {name[:80]!r}, and the sample lists {paths[0][:80]!r}: leave one of them out"
             raise Skip(Reason.BAD_MESSAGE, detail)
@@ -215,7 +215,7 @@ def _with_images_for_frames(
 
     def marked(content: Any) -> Any:
         if isinstance(content, str):
-            return re.sub("<image>|<video>", lambda matched: mark(matched[0]), without_minicpm_marks(content))
+            return re.sub("<image>|<video>", lambda matched: mark(matched[0]), replace_minicpm_marks(content))
         return flat_content([new for part in content for new in parts(part)])
 
     messages = [m if m["role"] == "assistant" else {**m, "content": marked(m["content"])} for m in messages]
@@ -238,13 +238,13 @@ def _num_videos(message: Message) -> int:
 def _renamed_fields(value: Mapping[str, Any], rows: RowSettings, settings: ReadSettings) -> dict[str, Any]:
     """Rename a line's fields to the names for `parse_record`, by the columns and tags of its meta file."""
     columns = dict(rows.columns)
-    value = with_our_names(value, columns)
+    value = with_keys_renamed(value, columns)
     answer = value.get("response")  # preference data has none, and perhaps no text as a prompt
     is_asked = answer is not None or any(isinstance(value.get(key), str) and value[key] for key in ("prompt", "query"))
     if "prompt" in columns and "prompt" in value and not value.get("messages") and is_asked:
         answers = [] if answer is None else [{"role": "assistant", "content": answer}]
         turns = _OF_COLUMNS.make_turns(value, _OF_COLUMNS)
-        refuse_unread_options(value, turns[-1]["content"], answer)
+        refuse_answer_without_options(value, turns[-1]["content"], answer)
         value["messages"] = [*turns, *answers]
         value = {key: item for key, item in value.items() if key not in ("prompt", "query", "response", "history")}
     if not rows.tags:
@@ -252,7 +252,7 @@ def _renamed_fields(value: Mapping[str, Any], rows: RowSettings, settings: ReadS
     tags = dict(rows.tags)
     roles = {tags[name]: role for name, role in _ROLE_TAGS.items() if name in tags}
     keys = {"role": tags.get("role_tag"), "content": tags.get("content_tag")}
-    return with_renamed_turns(value, settings, keys, roles)
+    return with_renamed_turn_keys(value, settings, keys, roles)
 
 
 # --------------------------------------------------------------------------------------------- captions of COCO

@@ -24,7 +24,7 @@ from energon_pack.run.untrusted_input import parse_json
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason
 from energon_pack.sources.jsonl.dialects import is_coco, memory_mapped
-from energon_pack.sources.other_formats import open_refusing_compressed, other_format
+from energon_pack.sources.other_formats import describe_foreign_format, open_refusing_compressed
 from energon_pack.sources.storage import File
 from energon_pack.sources.tar import BLOCK
 from energon_pack.sources.wds import INDEX_SCHEMA
@@ -152,7 +152,7 @@ def _other_format(head: bytes) -> str | None:
     """Name the format of a file without JSON in UTF-8, by its first bytes; None: it may hold JSON."""
     if head.startswith(_TAR_MAGIC, _TAR_MAGIC_OFFSET):
         return "a tar: source=wds reads tars"
-    if other := other_format(head):
+    if other := describe_foreign_format(head):
         return other
     encoding = json.detect_encoding(head[:4])
     text = head[: len(head) // 4 * 4].decode(encoding, "ignore").strip()

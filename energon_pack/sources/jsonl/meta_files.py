@@ -14,7 +14,7 @@ from energon_pack.run.console import say
 from energon_pack.run.untrusted_input import parse_json
 from energon_pack.sources.jsonl.dialects import RowSettings
 from energon_pack.sources.jsonl.line_index import BYTE_ORDER_MARK
-from energon_pack.sources.media_files import media_map_of
+from energon_pack.sources.media_files import parse_media_map
 from energon_pack.sources.mixture import MAX_META_BYTES, read_yaml
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.storage import absolute, folder_of, is_file, open_file, path_in
@@ -32,7 +32,7 @@ _ALPACA_COLUMNS = {
 _Entries = dict[str, dict[str, Any]]
 
 
-class EntryChoice:
+class MetaEntryChooser:
     """Chooses entries of meta files by the names in `source.datasets`; None: all entries that need no download."""
 
     def __init__(self, names: Sequence[str] | None):
@@ -58,10 +58,10 @@ class EntryChoice:
 # ------------------------------------------------------------------------------------------ the files of a meta file
 
 
-def listed_files(path: str, settings: SourceConfig, chosen: EntryChoice) -> Iterator[tuple[str, RowSettings]]:
+def listed_files(path: str, settings: SourceConfig, chosen: MetaEntryChooser) -> Iterator[tuple[str, RowSettings]]:
     """Yield each file that a meta file lists, and how it is read; a file that is no meta file is yielded itself."""
     root, folder = settings.media_root, folder_of(absolute(path))
-    places = RowSettings("", remote_media=settings.remote_media, media_map=media_map_of(settings.media_map))
+    places = RowSettings("", remote_media=settings.remote_media, media_map=parse_media_map(settings.media_map))
     meta = read_meta_entries(path)
     if meta is None:
         yield absolute(path), replace(places, media_root=_absolute_folder(root or folder))
@@ -131,15 +131,15 @@ def _absolute_folder(path: str) -> str:
 
 def _resolve_named_path(where: str, named: str, folder: str, remote_media: bool) -> str:
     """Return the path of a file or folder that a meta file names relative to its own folder, `folder`."""
-    refuse_other_store(where, named, folder, remote_media)
+    refuse_other_object_store(where, named, folder, remote_media)
     return path_in(folder, os.path.expanduser(named))
 
 
-def refuse_other_store(where: str, named: str, folder: str, remote_media: bool) -> None:
+def refuse_other_object_store(where: str, named_path: str, folder: str, remote_media: bool) -> None:
     """Raise PackError if a file in `folder` names something on another object store, and the user did not allow it."""
-    if not remote_media and bucket_of(named) not in ("", bucket_of(folder)):
+    if not remote_media and bucket_of(named_path) not in ("", bucket_of(folder)):
         raise PackError(
-            f"{where}: {named} is on an object store that source.path does not name; source.remote_media=true"
+            f"{where}: {named_path} is on an object store that source.path does not name; source.remote_media=true"
             " reads it with your keys"
         )
 

@@ -25,12 +25,12 @@ from energon_pack.sources.find import (
     json_files,
     split_in_path,
     table_hint,
-    without_plans,
+    without_plan_files,
 )
 from energon_pack.sources.jsonl.dialects import RowSettings
 from energon_pack.sources.jsonl.line_index import ROW_PART
-from energon_pack.sources.jsonl.meta_files import EntryChoice, listed_files
-from energon_pack.sources.media_files import mapped_name, open_medium, path_in_archive, split_file_and_key
+from energon_pack.sources.jsonl.meta_files import MetaEntryChooser, listed_files
+from energon_pack.sources.media_files import open_medium, path_in_archive, replace_mapped_prefix, split_file_and_key
 from energon_pack.sources.other_formats import PARQUET_SUFFIX, TABLE_FILE
 from energon_pack.sources.row_shard import RowShard
 from energon_pack.sources.settings import SourceConfig
@@ -54,7 +54,7 @@ class RowFileFinder(FileFinder):
         if root is not None and not _can_hold_media(os.path.expanduser(root)):
             raise PackError(f"source.media_root={root}: no such folder or zip archive")
         self._settings, self._kind, self._stems = settings, kind, stems
-        self._entries = EntryChoice(settings.datasets)
+        self._entries = MetaEntryChooser(settings.datasets)
         self._settings_of_file = dict[str, RowSettings]()  # by real path
 
     def files_in(self, folder: str) -> list[str]:
@@ -129,7 +129,7 @@ def _first_media_names(shard: RowShard, settings: ReadSettings) -> Iterator[str]
     for raw in shard.first(_NUM_PROBED_SAMPLES):
         with suppress(Skip):
             for name in shard.record(raw, ROW_PART, False, settings).listed_media or ():
-                name = mapped_name(name, shard.row_settings.media_map)
+                name = replace_mapped_prefix(name, shard.row_settings.media_map)
                 if "://" not in name and not os.path.isabs(name) and split_file_and_key(name)[1] is None:
                     yield name
 
@@ -178,15 +178,15 @@ class TableFinder(RowFileFinder):
     """Finds tables."""
 
     def files_in(self, folder: str) -> list[str]:
-        files, unread = tables_in(folder, self._stems or ())
-        say_left_out(folder, unread if self._stems is None else ())
+        files, unread = find_sample_tables_and_others(folder, self._stems or ())
+        print_unread_tables(folder, unread if self._stems is None else ())
         return files_of_split(folder, files, self._settings.split, _folders_of_splits(folder))
 
 
-def say_left_out(entry: str, unread: Collection[str]) -> None:
+def print_unread_tables(entry: str, tables: Collection[str]) -> None:
     """Print which tables of an entry of `source.path` are not read."""
-    if unread:
-        named = f"{amount(len(unread), 'table')} ({', '.join(sorted(unread)[:3])}{', …' * (len(unread) > 3)})"
+    if tables:
+        named = f"{amount(len(tables), 'table')} ({', '.join(sorted(tables)[:3])}{', …' * (len(tables) > 3)})"
         say(f"{entry}: left out, for they may be about the other files: {named}; a glob names them")
 
 
@@ -195,12 +195,12 @@ def is_parquet(file: str) -> bool:
     return file.lower().endswith(PARQUET_SUFFIX)
 
 
-def tables_in(folder: str, stems: Collection[str]) -> tuple[list[str], list[str]]:
+def find_sample_tables_and_others(folder: str, tar_stems: Collection[str]) -> tuple[list[str], list[str]]:
     """Return the tables of a folder that hold samples, and those of other kinds, which may be about the samples.
 
-    `stems`: paths of tars without extensions; tables of these names are about the tars.
+    `tar_stems`: paths of tars without extensions; tables of these names are about the tars.
     """
-    candidates = without_plans(without_ledgers_and_sidecars(stems, walk(folder, TABLE_FILE)))
+    candidates = without_plan_files(without_ledgers_and_sidecars(tar_stems, walk(folder, TABLE_FILE)))
     files = _without_caches(folder, candidates)
     kind = next((kind for kind in _KINDS if any(map(kind.search, files))), _KINDS[-1])
     chosen = list(filter(kind.search, files))

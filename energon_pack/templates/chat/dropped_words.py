@@ -1,6 +1,6 @@
 """Find the words and the tools of a conversation that a chat template does not write.
 
-`WordCheck` finds words, as here the text of a turn:
+`DroppedWordFinder` finds words, as here the text of a turn:
 
     {"role": "assistant", "content": "I ask.", "tool_calls": [{"function": {"name": "f", "arguments": {"x": "y"}}}]}
       words of the turn, in this order:  "I ask."   "f"   "x"   "y"
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from energon_pack.samples.sample import THOUGHT_KEYS, Message
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.samples.turns import json_or_none
+from energon_pack.samples.turns import parse_json_or_none
 from energon_pack.templates.chat.labels import Range, ThinkMarks
 from energon_pack.templates.chat.text_marks import texts_of
 from energon_pack.templates.chat.turns import SpecialTokens
@@ -48,7 +48,7 @@ class ExpectedWords(NamedTuple):
     message: int
 
 
-class Dropped(NamedTuple):
+class DroppedWords(NamedTuple):
     """What a template leaves out of a conversation."""
 
     earlier_thoughts: list[ExpectedWords]  # of answers before the last one
@@ -67,11 +67,11 @@ class Dropped(NamedTuple):
         return f"the chat template leaves out {words} ({', '.join(advice)}, {_KEEP_ADVICE})"
 
 
-NOTHING_DROPPED = Dropped([], [])
+NOTHING_DROPPED = DroppedWords([], [])
 
 
 @dataclass(frozen=True)
-class WordCheck:
+class DroppedWordFinder:
     """Finds the words that one chat template drops."""
 
     think_marks: Sequence[ThinkMarks]  # the marks around thoughts within texts
@@ -80,7 +80,7 @@ class WordCheck:
 
     def dropped(
         self, messages: Sequence[Message], text: str, answers: Mapping[int, Range], with_thoughts: bool = True
-    ) -> Dropped:
+    ) -> DroppedWords:
         """Find what a rendered conversation lacks.
 
         Args:
@@ -89,7 +89,7 @@ class WordCheck:
             with_thoughts: whether missing thoughts count.
         """
         last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
-        dropped = Dropped([], [])
+        dropped = DroppedWords([], [])
         blank = self.special.blanked(text)
         starts = _next_answer_starts(answers, len(messages), len(text))
         gap = cursor = 0  # where the turns before the next of `answers` begin, and where the one before this turn ends
@@ -191,7 +191,7 @@ def _split_at_thoughts(text: str, i: int, think_marks: Sequence[ThinkMarks]) -> 
 
 def _parsed_if_json(value: Any) -> Any:
     """Return the value of a text that is JSON; any other value stays as it is."""
-    parsed = json_or_none(value) if isinstance(value, str) else None
+    parsed = parse_json_or_none(value) if isinstance(value, str) else None
     return value if parsed is None else parsed
 
 
@@ -284,12 +284,12 @@ _PROBE = "energon_pack_probe"
 
 
 def check_for_left_out_tools(
-    template: "Renderer", messages: list[Message], tools: Sequence[Any] | None, drops: TemplateDrops
+    template: "Renderer", messages: list[Message], tools: Sequence[Any] | None, template_drops: TemplateDrops
 ) -> bool:
     """Say whether the template leaves out tools; also True if it refuses the conversation with other names.
 
     Args:
-        drops: `labels.template_drops`.
+        template_drops: `labels.template_drops`.
 
     Raises:
         Skip: `template_drops`, unless these are kept, if it leaves out tools that answers call.
@@ -302,7 +302,7 @@ def check_for_left_out_tools(
     except Skip:
         text = ""
     is_left_out = any(name not in text for name in names)
-    if is_left_out and drops is TemplateDrops.skip and any(message.get("tool_calls") for message in messages):
+    if is_left_out and template_drops is TemplateDrops.skip and any(message.get("tool_calls") for message in messages):
         advice = f"model.chat_template=FILE gives another, source.tools=text writes calls as text, {_KEEP_ADVICE}"
         problem = f"the chat template leaves out tools, whose calls would be trained ({advice})"
         raise Skip(Reason.TEMPLATE_DROPS, problem)

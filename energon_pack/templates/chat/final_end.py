@@ -43,12 +43,12 @@ class LastAnswerEnd:
     next_token: str  # the token that would begin the next turn; empty: no special token does
 
     @property
-    def auto_end(self) -> str:
+    def token_added_by_auto(self) -> str:
         """The token that `labels.final_end=auto` adds; empty: none."""
         return "" if self.has_end else self.next_token
 
 
-class TextAndCallEnds:
+class TextAndCallAnswerEnds:
     """Last answers by one chat template: those that only say something, and those that call tools."""
 
     def __init__(self, render: Callable[..., str], special: SpecialTokens):
@@ -68,7 +68,7 @@ class TextAndCallEnds:
         if final_end != FINAL_END_AUTO:
             return final_end if final_end != FINAL_END_NONE else ""
         answer = self._call if has_calls else self._text
-        return "" if answer is None else answer.auto_end
+        return "" if answer is None else answer.token_added_by_auto
 
     def have_ends(self, final_end: str) -> bool:
         """Say whether each last answer that the template takes has an end, with the token that `final_end` adds."""
@@ -89,9 +89,9 @@ def add_end(marked: str, weights: Sequence[float], token: str, weight: float) ->
     return f"{marked}{OPEN}{token}{CLOSE}", [*weights, weight]
 
 
-def ends_with_token(marked: str, token: str) -> bool:
+def ends_with_token(marked_text: str, token: str) -> bool:
     """Say whether a marked text ends with a token, in front of white space and a mark."""
-    return marked.rstrip().removesuffix(CLOSE).rstrip().endswith(token)
+    return marked_text.rstrip().removesuffix(CLOSE).rstrip().endswith(token)
 
 
 def _last_answer_end(

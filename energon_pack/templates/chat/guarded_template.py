@@ -1,10 +1,10 @@
 """Compile a chat template so that it raises an error if it looks at a text instead of only copying it.
 
 Its syntax tree is compiled a second time with a guard around the operands of each comparison, test, filter, call,
-subscript and truth value. It is rendered with numbered texts (`with_numbered_texts`), so a value that contains such a
-number is, or contains, a text. Texts that pass all guards were only written, joined, named or passed on; then the
-template writes all other texts of that shape in the same way. Operations that the guards do not know count as looking:
-of 95 published templates none needs more than these for its shortcut.
+subscript and truth value. It is rendered with numbered texts (`with_texts_replaced_by_numbers`), so a value that
+contains such a number is, or contains, a text. Texts that pass all guards were only written, joined, named or passed
+on; then the template writes all other texts of that shape in the same way. Operations that the guards do not know count
+as looking: of 95 published templates none needs more than these for its shortcut.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,20 +41,20 @@ _KNOWN_NODES = (
 )
 
 
-class LooksAtText(Exception):
+class TemplateReadsText(Exception):
     """A chat template does more with a text than copy it, or does something that this module does not know."""
 
 
-def guarded_template(source: str, today: str) -> jinja2.Template | None:
+def compile_template_guarding_texts(source: str, iso_date: str) -> jinja2.Template | None:
     """Compile a chat template that raises LooksAtText if it does more with a text than copy it; None: impossible."""
-    jinja = environment(today)
+    jinja = environment(iso_date)
     jinja.filters.update(
         {_filter_name(guard): guard for guard in (_guard_textless, _guard_non_text, _guard_written, _guard_keys)}
     )
     tree = jinja.parse(source)
     try:
         return jinja.from_string(_GuardInserter(tree).visit(tree))
-    except LooksAtText:
+    except TemplateReadsText:
         return None
 
 
@@ -80,7 +80,7 @@ def _holds_text(value: Any) -> bool:
 
 def _refuse_if(is_looked_at: bool, value: Any) -> Any:
     if is_looked_at:
-        raise LooksAtText
+        raise TemplateReadsText
     return value
 
 
@@ -137,7 +137,7 @@ class _GuardInserter(NodeTransformer):
 
     def generic_visit(self, node: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(node, _KNOWN_NODES):
-            raise LooksAtText
+            raise TemplateReadsText
         super().generic_visit(node, *args, **kwargs)
         for name, guard in _GUARD_OF_OPERAND.get(type(node), {}).items():
             value = getattr(node, name)
@@ -146,7 +146,7 @@ class _GuardInserter(NodeTransformer):
 
     def visit_For(self, node: Any) -> Any:
         if node.recursive:  # `loop(…)` loops over its argument
-            raise LooksAtText
+            raise TemplateReadsText
         self.generic_visit(node)
         node.iter = _guard(node.iter, _guard_textless if _unpacks(node.target) else _guard_non_text)
         if node.test is not None:
@@ -176,7 +176,7 @@ class _GuardInserter(NodeTransformer):
 
     def visit_Filter(self, node: Any) -> Any:
         if node.node is None:  # the filter of a block
-            raise LooksAtText
+            raise TemplateReadsText
         self.generic_visit(node)
         if node.name in _LIST_FILTERS and not (node.args or node.kwargs):
             node.node = _guard(node.node, _guard_non_text)
@@ -192,7 +192,7 @@ class _GuardInserter(NodeTransformer):
         called = node.node
         self.generic_visit(node)
         if node.dyn_args is not None or node.dyn_kwargs is not None:
-            raise LooksAtText
+            raise TemplateReadsText
         if isinstance(called, nodes.Name) and called.name in self._hand_on:
             if called.name in _PAIR_FUNCTIONS:
                 node.args = [_guard(item, _guard_keys) for item in node.args]
@@ -205,7 +205,7 @@ class _GuardInserter(NodeTransformer):
         elif not (isinstance(called, nodes.Name) and called.name in self._read) and not isinstance(
             called, nodes.ExtensionAttribute
         ):
-            raise LooksAtText
+            raise TemplateReadsText
         return _guard_operands(node, and_node=False)
 
 
@@ -214,7 +214,7 @@ def _unpacks(target: nodes.Node) -> bool:
     if not isinstance(target, nodes.Tuple):
         return False
     if not all(isinstance(item, (nodes.Name, nodes.NSRef)) for item in target.items):
-        raise LooksAtText
+        raise TemplateReadsText
     return True
 
 
@@ -225,7 +225,7 @@ def _guard_operands(node: Any, and_node: bool = True) -> Any:
     for keyword in node.kwargs:
         keyword.value = _guard(keyword.value, _guard_textless)
     if node.dyn_args is not None or node.dyn_kwargs is not None:
-        raise LooksAtText
+        raise TemplateReadsText
     return node
 
 

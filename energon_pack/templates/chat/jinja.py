@@ -105,18 +105,18 @@ def environment(today: str = DEFAULT_DATE) -> ImmutableSandboxedEnvironment:
     return jinja
 
 
-def writes_date(*sources: str) -> bool:
+def template_writes_date(*template_sources: str) -> bool:
     """Say whether one of these chat templates, given as Jinja source, calls `strftime_now`, which writes the date."""
-    return any("strftime_now" in source for source in sources)
+    return any("strftime_now" in source for source in template_sources)
 
 
 @lru_cache
-def variables_in(source: str) -> frozenset[str]:
+def variables_read_by_template(template_source: str) -> frozenset[str]:
     """Return the names of the variables that a chat template reads, except a conversation's (`messages`, `tools`)."""
     known = {*environment().globals, "messages", "tools", "add_generation_prompt"}
-    return frozenset(find_undeclared_variables(environment().parse(source)) - known)
+    return frozenset(find_undeclared_variables(environment().parse(template_source)) - known)
 
 
-def has_generation_blocks(source: str) -> bool:
+def has_generation_blocks(template_source: str) -> bool:
     """Say whether a chat template has `{% generation %}` blocks, which mark the trained text."""
-    return _GENERATION.search(source) is not None
+    return _GENERATION.search(template_source) is not None

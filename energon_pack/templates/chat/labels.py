@@ -31,10 +31,10 @@ from energon_pack.samples.weights import (
     turn_weight,
     weights_of_parts,
 )
-from energon_pack.templates.chat.renderer import last_question
+from energon_pack.templates.chat.renderer import index_of_last_question
 from energon_pack.templates.chat.text_marks import MarkedConversation, TextEdge, TextOwner
 from energon_pack.templates.chat.turns import Span, SpecialTokens, TurnForm, pattern_of, shared_beginning
-from energon_pack.templates.settings import Empty, LabelSettings, Think, TrainOn
+from energon_pack.templates.settings import EmptyAnswerPolicy, LabelSettings, Think, TrainOn
 
 Range = tuple[int, int]
 
@@ -58,26 +58,26 @@ def adjust_spans(
     text: str,
     spans: Iterable[TrainedSpan],
     labels: LabelSettings,
-    turn: TurnForm,
+    turn_form: TurnForm,
     special: SpecialTokens,
-    think: ThinkMarks,
+    think_marks: ThinkMarks,
 ) -> list[TrainedSpan]:
     """Cut or widen the spans of trained turns as `labels` says; return the trained spans of weight > 0, ascending."""
     spans = list(spans)
     turns = spans
     if labels.after_turn:
         starts = [*(span.start for span in spans[1:]), len(text)][: len(spans)]
-        ends_of = [_end_with_following_text(text, span.end, turn, special) for span in spans]
+        ends_of = [_end_with_following_text(text, span.end, turn_form, special) for span in spans]
         turns = spans = [
             span._replace(end=min(end, start)) for span, end, start in zip(spans, ends_of, starts, strict=True)
         ]
     if not labels.end_of_turn:
-        ends = [re.escape(end) for end in (turn.end_text,) if end]
+        ends = [re.escape(end) for end in (turn_form.end_text,) if end]
         pattern = re.compile(rf"(?:{'|'.join(ends) or '(?!)'})\s*$")
         spans = [span._replace(end=_end_without_end_token(pattern, text, span)) for span in spans]
     if labels.think in (Think.mask, Think.mask_empty):
         only_empty = labels.think is Think.mask_empty
-        holes = [hole for span in _whole_turns(spans) for hole in _thoughts(text, span, think, only_empty)]
+        holes = [hole for span in _whole_turns(spans) for hole in _thoughts(text, span, think_marks, only_empty)]
         spans = cut_ranges_out(spans, holes)
     if labels.prompt_weight:
         ends_of = [0, *(position for span in turns for position in span[:2]), len(text)]
@@ -91,7 +91,7 @@ def turn_weights(messages: Sequence[Message], labels: LabelSettings) -> dict[int
 
     With `labels.prompt_weight`, also turns to which the sample itself gives weight 0, and empty answers.
     """
-    if labels.empty is Empty.drop:
+    if labels.empty is EmptyAnswerPolicy.drop:
         messages = with_empty_answers_untrained(messages)
     train_on, with_zeros = labels.train_on, labels.prompt_weight > 0
     answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
@@ -116,7 +116,7 @@ def part_weights_by_message(messages: Sequence[Message], train_on: TrainOn) -> d
     }
 
 
-def weight_of_last_end(messages: Sequence[Message], labels: LabelSettings) -> float:
+def weight_of_last_answer_end(messages: Sequence[Message], labels: LabelSettings) -> float:
     """Return the loss weight of the end of a last answer, which is that of its last part; 0: it is not trained."""
     last = len(messages) - 1
     if messages[last]["role"] != "assistant" or not labels.end_of_turn:
@@ -149,7 +149,7 @@ def cut_ranges_out(spans: Iterable[TrainedSpan], holes: Sequence[Range]) -> list
 
 def without_earlier_thoughts(messages: Sequence[Message], think: ThinkMarks) -> list[Message]:
     """Return the messages; the assistant's before the user's last one lose their reasoning and thoughts."""
-    last = last_question(messages)
+    last = index_of_last_question(messages)
 
     def silent(message: Message) -> Message:
         new = {key: value for key, value in message.items() if key not in REASONING_KEYS}
@@ -242,7 +242,7 @@ class PartSpanFinder:
         The text around a call belongs to the call. A turn's end belongs to its last part, trained or not.
         """
         cut: list[Span] = []
-        owners = [*marked.owners]
+        owners = [*marked.marks_and_text_owners]
         positions = [mark.position for mark, _ in owners]
         for span in spans:
             weights = parts.get(span.message)
@@ -284,7 +284,7 @@ class PartSpanFinder:
         start = previous.position if previous else span.start
         if call is None:
             return start if marked.text[start : first.position].isspace() else first.position
-        pattern = pattern_of(marked.messages, span.message, last_question(marked.messages))
+        pattern = pattern_of(marked.messages, span.message, index_of_last_question(marked.messages))
         key = (pattern, marked.level, bool(previous), bool(call), marked.text[start : first.position])
         if key not in self._before_calls:
             if len(self._before_calls) >= _MAX_CACHED_LENGTHS:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 
 from energon_pack.errors import PackError
-from energon_pack.run.untrusted_input import BoundExceeded, bounded
+from energon_pack.run.untrusted_input import BoundExceeded, bounded_memory_and_time
 from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.raw_record import parse_json_or_skip
 from energon_pack.samples.sample import REASONING_KEYS, Message
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.templates.chat.guarded_template import LooksAtText, guarded_template
+from energon_pack.templates.chat.guarded_template import TemplateReadsText, compile_template_guarding_texts
 from energon_pack.templates.chat.jinja import GENERATION_MARKS_VARIABLE, environment
 from energon_pack.templates.chat.text_marks import GENERATION
 from energon_pack.templates.settings import DEFAULT_DATE
@@ -34,7 +34,7 @@ _TURN_CHARACTERS = 64
 _IS_GUARDED: ContextVar[bool] = ContextVar("is_guarded", default=False)
 
 
-def normalized(messages: list[Message]) -> list[Message]:
+def normalize_messages_for_template(messages: list[Message]) -> list[Message]:
     """Return messages without keys whose value is None, and with their reasoning under both keys that templates read.
 
     Keys inside tool calls and content parts stay, even if None, as in transformers.
@@ -42,7 +42,7 @@ def normalized(messages: list[Message]) -> list[Message]:
     return [_normalized_message(message) for message in messages]
 
 
-def last_question(messages: Sequence[Message]) -> int:
+def index_of_last_question(messages: Sequence[Message]) -> int:
     """Return the index of the user's last message; -1: there is none."""
     return max((i for i, message in enumerate(messages) if message["role"] == "user"), default=-1)
 
@@ -73,7 +73,7 @@ class Renderer:
         self.source = source
         self._date = date
         try:
-            with bounded(_MAX_MEMORY_BYTES, _MAX_SECONDS):
+            with bounded_memory_and_time(_MAX_MEMORY_BYTES, _MAX_SECONDS):
                 self._template = environment(date).from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise PackError(f"the chat template is no valid Jinja: line {error.lineno}: {error.message}") from None
@@ -98,19 +98,19 @@ class Renderer:
 
         Raises:
             Skip: `processor_error` if the template refuses the conversation.
-            LooksAtText: only within `guarding_texts`.
+            LooksAtText: only within `raise_if_template_reads_text`.
         """
-        messages = normalized(self.in_template_form(messages))
+        messages = normalize_messages_for_template(self.in_template_form(messages))
         if tools and (no_objects := [tool for tool in tools if not isinstance(tool, dict)]):
             raise Skip(Reason.PROCESSOR_ERROR, f"a tool is a {type(no_objects[0]).__name__}, not an object")
         variables = {**self.variables, GENERATION_MARKS_VARIABLE: GENERATION} if marks else self.variables
         template = self._guarded_template if _IS_GUARDED.get() else self._template
         if template is None:
-            raise LooksAtText
+            raise TemplateReadsText
         try:
             tools = tools or self._tools_of_questions
             return _render_bounded(template, messages, tools=tools, add_generation_prompt=prompt, **variables)
-        except LooksAtText:
+        except TemplateReadsText:
             raise
         except Exception as error:  # a template is a program: if it raises an error, the sample is left out
             raise Skip(Reason.PROCESSOR_ERROR, f"chat template: {error}{_advice_on_calls(messages)}") from None
@@ -172,16 +172,16 @@ class Renderer:
 
     @cached_property
     def _guarded_template(self) -> jinja2.Template | None:
-        return guarded_template(self.source, self._date)
+        return compile_template_guarding_texts(self.source, self._date)
 
     def _question_text(self, content: Any) -> str:
         """Return the text of a question; empty: the template refuses it."""
-        messages = normalized(self.in_template_form([{"role": "user", "content": content}]))
+        messages = normalize_messages_for_template(self.in_template_form([{"role": "user", "content": content}]))
         return self._probe_text(messages, add_generation_prompt=False) or ""
 
 
 @contextmanager
-def guarding_texts() -> "Iterator[None]":
+def raise_if_template_reads_text() -> "Iterator[None]":
     """In this context, `Renderer.render` raises LooksAtText if the template does more with a text than to copy it."""
     token = _IS_GUARDED.set(True)
     try:
@@ -195,7 +195,7 @@ def _render_bounded(template: jinja2.Template, messages: list[Message], **variab
     contents = (message.get("content") for message in messages)
     num = sum(len(c) if isinstance(c, str) else sum(len(part.get("text", "")) for part in c or ()) for c in contents)
     num += _TURN_CHARACTERS * len(messages)
-    with bounded(_MAX_MEMORY_BYTES + 32 * num, _MAX_SECONDS):
+    with bounded_memory_and_time(_MAX_MEMORY_BYTES + 32 * num, _MAX_SECONDS):
         text = template.render(messages=messages, **variables)
     if len(text) > _MAX_CHARACTERS + 16 * num:
         raise BoundExceeded(f"it writes {len(text):,} characters of {num:,}")

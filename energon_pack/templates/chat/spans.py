@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.chat.labels import Parts, PartSpanFinder
-from energon_pack.templates.chat.renderer import last_question
+from energon_pack.templates.chat.renderer import index_of_last_question
 from energon_pack.templates.chat.text_marks import (
     MarkedConversation,
     MarkLevel,
@@ -27,7 +27,7 @@ from energon_pack.templates.chat.text_marks import (
     remove_text_marks,
 )
 from energon_pack.templates.chat.turns import (
-    PrefixRendering,
+    PrefixSpanFinder,
     Span,
     SpecialTokens,
     TurnForm,
@@ -58,7 +58,7 @@ class SpanFinder:
             has_generation_blocks: whether the template has `{% generation %}` blocks.
         """
         self._render, self._turn, self._special, self._has_blocks = render, turn, special, has_generation_blocks
-        self._prefix_rendering = PrefixRendering(render, turn, special)
+        self._prefix_rendering = PrefixSpanFinder(render, turn, special)
         self._parts = PartSpanFinder(self._marked, turn)
 
     def find(
@@ -83,7 +83,7 @@ class SpanFinder:
             marked = self._marked(messages, tools, level)
             if marked is None or marked.text != plain or _is_written_twice(marked.written):
                 continue
-            written = {leaf for _, leaf in marked.owners}
+            written = {leaf for _, leaf in marked.marks_and_text_owners}
             if not {*trained} <= {leaf.message for leaf in written}:
                 continue
             if _calls(messages) <= written:
@@ -118,7 +118,7 @@ class SpanFinder:
         questions = [i for i in trained if marked.messages[i]["role"] != "assistant"]
         answers = [i for i, message in enumerate(marked.messages) if message["role"] == "assistant"]
         positions = [mark.position for mark in marked.written.marks]
-        messages = [leaf.message for _, leaf in marked.owners]
+        messages = [leaf.message for _, leaf in marked.marks_and_text_owners]
         is_answer = {*answers}
         spans = []
         for start, end in marked.written.generation_blocks:
@@ -145,7 +145,7 @@ class SpanFinder:
 
     def _spans_by_text_marks(self, marked: MarkedConversation, trained: Sequence[int]) -> list[Span]:
         spans, doubts = self._spans_around_texts(marked, {*trained})
-        question = last_question(marked.messages)
+        question = index_of_last_question(marked.messages)
         for i, turn_spans in spans.items():
             if marked.messages[i]["role"] == "assistant":
                 proved = self._corrected_span(marked, i, question, turn_spans, i in doubts)
@@ -205,12 +205,12 @@ class SpanFinder:
         Turns of a pattern that was compared once are not rendered again.
         """
         pattern = pattern_of(marked.messages, i, question)
-        is_known, agrees = self._prefix_rendering.known_agreement(pattern)
+        is_known, agrees = self._prefix_rendering.recall_comparison(pattern)
         if is_known and agrees is not False and not in_doubt:
             return None
         span = self._prefix_rendering.span(marked.messages, marked.tools, marked.text, i)
         if span is not None and any(
-            span.start < mark.position < span.end and leaf.message != i for mark, leaf in marked.owners
+            span.start < mark.position < span.end and leaf.message != i for mark, leaf in marked.marks_and_text_owners
         ):
             span = None  # the result of a tool is in the same turn
         agrees = self._prefix_rendering.compare_and_remember(pattern, marked.text, turn_spans, span)
@@ -261,7 +261,7 @@ def _shows_calls(message: Message, text: str, span: Span) -> bool:
 
 def _message_segments(marked: MarkedConversation) -> list[_MessageSegment]:
     segments: list[_MessageSegment] = []
-    for mark, leaf in marked.owners:
+    for mark, leaf in marked.marks_and_text_owners:
         if segments and segments[-1].message == leaf.message:
             segments[-1] = segments[-1]._replace(last=mark.position, leaf=mark.leaf)
         else:

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from energon_pack.samples.sample import REASONING_KEYS, Message
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.weights import PartWeights
-from energon_pack.templates.chat.dropped_words import NOTHING_DROPPED, Dropped, WordCheck
-from energon_pack.templates.chat.final_end import TextAndCallEnds, add_end, ends_with_token
-from energon_pack.templates.chat.guarded_template import LooksAtText
+from energon_pack.templates.chat.dropped_words import NOTHING_DROPPED, DroppedWordFinder, DroppedWords
+from energon_pack.templates.chat.final_end import TextAndCallAnswerEnds, add_end, ends_with_token
+from energon_pack.templates.chat.guarded_template import TemplateReadsText
 from energon_pack.templates.chat.jinja import has_generation_blocks
 from energon_pack.templates.chat.labels import (
     Range,
@@ -24,21 +24,21 @@ from energon_pack.templates.chat.labels import (
     adjust_spans,
     part_weights_by_message,
     turn_weights,
-    weight_of_last_end,
+    weight_of_last_answer_end,
     without_earlier_thoughts,
 )
-from energon_pack.templates.chat.renderer import Renderer, guarding_texts
+from energon_pack.templates.chat.renderer import Renderer, raise_if_template_reads_text
 from energon_pack.templates.chat.spans import SpanFinder
 from energon_pack.templates.chat.text_marks import (
     NONCHARACTERS,
     MarkLevel,
     Shape,
     Skeleton,
+    conversation_shape_without_texts,
     mark_texts,
     remove_text_marks,
-    shape_of,
     texts_of,
-    with_numbered_texts,
+    with_texts_replaced_by_numbers,
 )
 from energon_pack.templates.chat.turns import Span, SpecialTokens, TurnForm, mark_spans, shared_beginning
 from energon_pack.templates.settings import DEFAULT_DATE, FINAL_END_AUTO, LabelSettings, TemplateDrops, Think, ToolCalls
@@ -55,7 +55,7 @@ class TextWithSpanMarks(NamedTuple):
 
     text: str
     weights: list[float]  # of each span; 0: the other text counts (`labels.prompt_weight`), but this span does not
-    dropped: Dropped = NOTHING_DROPPED
+    dropped: DroppedWords = NOTHING_DROPPED
 
 
 class ChatTemplate:
@@ -152,8 +152,8 @@ class ChatTemplate:
         return ThinkMarks(first, last) if first and last else _THINK
 
     @cached_property
-    def _word_check(self) -> WordCheck:
-        return WordCheck([*dict.fromkeys((self._think, _THINK))], self._special, self._has_blocks)
+    def _word_check(self) -> DroppedWordFinder:
+        return DroppedWordFinder([*dict.fromkeys((self._think, _THINK))], self._special, self._has_blocks)
 
     def with_final_end(
         self, marked: TextWithSpanMarks, messages: Sequence[Message], labels: LabelSettings
@@ -165,7 +165,7 @@ class ChatTemplate:
         if labels.final_end == FINAL_END_AUTO and not self._auto_adds_end:  # most templates end their answers
             return marked, ""
         token = self.last_answer_ends.end_token_to_add(labels.final_end, bool(messages[-1].get("tool_calls")))
-        weight = weight_of_last_end(messages, labels)
+        weight = weight_of_last_answer_end(messages, labels)
         if not token or not weight or ends_with_token(marked.text, token):
             return marked, ""
         text, weights = add_end(marked.text, marked.weights, token, weight)
@@ -178,15 +178,15 @@ class ChatTemplate:
     @property
     def ends_answers(self) -> bool:
         """Whether a special token follows answers before the last, or nobody can tell. See `last_answer_ends`, too."""
-        return not self.after_answers or bool(self._special.first(self.after_answers[0]))
+        return not self.texts_after_answers or bool(self._special.first(self.texts_after_answers[0]))
 
     @cached_property
-    def last_answer_ends(self) -> TextAndCallEnds:
+    def last_answer_ends(self) -> TextAndCallAnswerEnds:
         """What the template writes behind the last answer of a conversation."""
-        return TextAndCallEnds(self.render, self._special)
+        return TextAndCallAnswerEnds(self.render, self._special)
 
     @cached_property
-    def after_answers(self) -> list[str]:
+    def texts_after_answers(self) -> list[str]:
         """The texts behind the first of two answers and behind the last; empty list: the template refuses the test."""
         question: Message = {"role": "user", "content": "a"}
         answer: Message = {"role": "assistant", "content": _PROBE}
@@ -198,7 +198,7 @@ class ChatTemplate:
 
     def _skeleton(self, messages: list[Message], texts: Sequence[str], trained: tuple[int, ...]) -> Skeleton | None:
         """Return the marked output for conversations of this shape; None: the template does more than copy texts."""
-        shape = shape_of(messages)
+        shape = conversation_shape_without_texts(messages)
         if shape is None:
             return None
         key = (shape, trained)
@@ -206,14 +206,14 @@ class ChatTemplate:
             if len(self._skeletons) > _MAX_SHAPES:
                 self._skeletons.clear()
             try:
-                with guarding_texts():
-                    numbered = with_numbered_texts(messages)
+                with raise_if_template_reads_text():
+                    numbered = with_texts_replaced_by_numbers(messages)
                     plain = self.render(numbered, None)
                     weights = dict.fromkeys(trained, 1.0)
                     marked = _with_marks(plain, self._find_spans(plain, numbered, None, weights), weights).text
                 whole = self._turn.fits_marked_spans(marked)
                 self._skeletons[key] = Skeleton(marked, len(texts)) if whole else None
-            except (Skip, ValueError, LooksAtText):
+            except (Skip, ValueError, TemplateReadsText):
                 self._skeletons[key] = None
         return self._skeletons[key]
 

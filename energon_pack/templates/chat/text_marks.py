@@ -85,7 +85,7 @@ class MarkedConversation:
         return self.written.text
 
     @property
-    def owners(self) -> Iterator[tuple[TextEdge, TextOwner]]:
+    def marks_and_text_owners(self) -> Iterator[tuple[TextEdge, TextOwner]]:
         """Yield each mark, and the text in the conversation that it belongs to."""
         return ((mark, self.leaves[mark.leaf]) for mark in self.written.marks)
 
@@ -194,7 +194,7 @@ def _marked_value(value: Any, leaf: TextOwner, marked: Any) -> Any:
 # -------------------------------------------------------------------------- one rendering for all texts of a shape
 
 
-def shape_of(messages: Sequence[Message]) -> Shape | None:
+def conversation_shape_without_texts(messages: Sequence[Message]) -> Shape | None:
     """Return a key of what messages have besides texts: roles, part types and weights; None: they have other keys, too.
 
     For two conversations of one shape, a template that only copies texts writes the same output around the texts.
@@ -227,7 +227,7 @@ def texts_of(messages: Sequence[Message]) -> list[str]:
     return texts
 
 
-def with_numbered_texts(messages: Sequence[Message]) -> list[Message]:
+def with_texts_replaced_by_numbers(messages: Sequence[Message]) -> list[Message]:
     """Return the messages with each text replaced by its number (0, 1 …) between two marks, for `Skeleton`."""
     number = count()
 

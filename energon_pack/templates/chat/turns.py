@@ -50,17 +50,17 @@ class TurnForm:
             for text, mark in zip(before[::2], before[1::2], strict=False)
         ) and bool(self.headers and self.end_text)
 
-    def begin(self, text: str, previous: int, start: int) -> int | None:
+    def begin(self, text: str, search_start: int, search_end: int) -> int | None:
         """Return where a turn's trained part begins, after the last header in `text[previous:start]`; None: nowhere."""
         for header in self.headers:
-            head = text.rfind(header, previous, start)
-            if head >= 0 and not (self.end_text and self.end_text in text[head:start]):
+            head = text.rfind(header, search_start, search_end)
+            if head >= 0 and not (self.end_text and self.end_text in text[head:search_end]):
                 return head + len(header)
         return None
 
-    def end(self, text: str, start: int, stop: int) -> int | None:
+    def end(self, text: str, start: int, search_end: int) -> int | None:
         """Return where a turn ends, after its end token in `text[start:stop]`; None: there is none."""
-        end = text.find(self.end_text, start, stop) if self.end_text else -1
+        end = text.find(self.end_text, start, search_end) if self.end_text else -1
         if end < 0 or (self.header_token and self.header_token in text[start:end]):
             return None
         return end + len(self.end_text)
@@ -134,7 +134,7 @@ class Span(NamedTuple):
     weight: float | None = None  # of a part with its own: 0 for a call that `labels.tool_calls` masks; None: the turn's
 
 
-class PrefixRendering:
+class PrefixSpanFinder:
     """Finds a turn in a rendered text: renders the conversation up to the turn, with and without it, and compares."""
 
     def __init__(self, render: Callable[..., str], turn: TurnForm, special: SpecialTokens):
@@ -165,18 +165,18 @@ class PrefixRendering:
         token = self._special.token_at(text, end) if self._turn.ends_at_next_turn else ""
         return text.index(token, end) + len(token) if token else end
 
-    def known_agreement(self, pattern: TurnPattern) -> tuple[bool, bool | None]:
+    def recall_comparison(self, pattern: TurnPattern) -> tuple[bool, bool | None]:
         """Return whether a turn of this pattern was compared, and what `compare_and_remember` found; None: unknown."""
         return pattern in self._agrees, self._agrees.get(pattern)
 
     def compare_and_remember(
-        self, pattern: TurnPattern, text: str, spans: Sequence[Span], proved: Span | None
+        self, pattern: TurnPattern, text: str, spans: Sequence[Span], proved_span: Span | None
     ) -> bool | None:
-        """Say whether a turn's spans have the text of `proved`, its span by prefix rendering, except white space.
+        """Say whether a turn's spans have the text of `proved_span`, its span by prefix rendering, except white space.
 
-        Returns None if `proved` is None. The first result for a pattern is kept for `known_agreement`.
+        Returns None if `proved_span` is None. The first result for a pattern is kept for `recall_comparison`.
         """
-        agrees = None if proved is None else self._are_same(text, spans, proved)
+        agrees = None if proved_span is None else self._are_same(text, spans, proved_span)
         if len(self._agrees) < _MAX_CACHED_RESULTS:
             self._agrees.setdefault(pattern, agrees)
         return agrees

@@ -9,7 +9,7 @@ from typing import Any
 from energon_pack.run.packages import patched
 from energon_pack.samples.media.kinds import AUDIO, VIDEO
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.prepared import PreparedMedia, VideoClip, media_arguments
+from energon_pack.samples.media.prepared import PreparedMedia, VideoClip, media_arguments_of_processor
 from energon_pack.samples.media.read_media import video_metadata_of
 from energon_pack.templates.families.stand_ins import BlankMedia
 from energon_pack.templates.pixels import processor_part
@@ -48,7 +48,7 @@ class ProcessorProbe:
         text = _SEPARATOR + "".join(one + _SEPARATOR for one in asked)
         values = [self._media_argument(medium, chosen) for medium, chosen in zip(media, frames, strict=True)]
         prepared = PreparedMedia([medium.kind for medium in media], values)
-        arguments = media_arguments(prepared, self._settings, self.nests_images)
+        arguments = media_arguments_of_processor(prepared, self._settings, self.nests_images)
         first, *written = self._written_text([text], arguments).split(_SEPARATOR)
         if len(written) != len(media) + 1:
             raise NotImplementedError("what it writes for media is not where their placeholders are")

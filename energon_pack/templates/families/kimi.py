@@ -32,10 +32,10 @@ class Kimi(MediaRules):
             "max_side": positive_int(size, "max_height", 512) * patch_size,  # pixels
         }
 
-    def expand(self, media: Media, frames: Sequence[int]) -> tuple[str, int]:
+    def expand(self, medium: Media, frame_indices: Sequence[int]) -> tuple[str, int]:
         patch, factor, most, side = (self.settings[k] for k in ("patch_size", "factor", "max_patches", "max_side"))
-        num_patches = max(1.0, media.height // patch) * max(1.0, media.width // patch)
-        scale = min(1.0, math.sqrt(most / num_patches), side / media.height, side / media.width)
-        height, width = (min(max(1, int(length * scale)), side) for length in (media.height, media.width))
+        num_patches = max(1.0, medium.height // patch) * max(1.0, medium.width // patch)
+        scale = min(1.0, math.sqrt(most / num_patches), side / medium.height, side / medium.width)
+        height, width = (min(max(1, int(length * scale)), side) for length in (medium.height, medium.width))
         num_tokens = math.ceil(height / factor) * math.ceil(width / factor)
         return self.media_tokens["image"] * num_tokens, num_tokens

@@ -64,27 +64,27 @@ class QwenVL(MediaRules):
             "frames": self.frames.settings,
         }
 
-    def frame_sampling(self, video: dict[str, Any]) -> FrameSampling:
-        return _WholePatchFrames(video, positive_int(video, "temporal_patch_size"))
+    def frame_sampling(self, video_settings: dict[str, Any]) -> FrameSampling:
+        return _WholePatchFrames(video_settings, positive_int(video_settings, "temporal_patch_size"))
 
-    def expand(self, media: Media, frames: Sequence[int]) -> tuple[str, int]:
-        if media.kind == "image":
-            height, width = media.height, media.width
+    def expand(self, medium: Media, frame_indices: Sequence[int]) -> tuple[str, int]:
+        if medium.kind == "image":
+            height, width = medium.height, medium.width
             if self._resizes_images:
                 height, width = smart_resize(height, width, self.factor, **self.pixel_limits)
             _refuse_partial_tokens(height, width, self.factor)
             num_tokens = (height // self.factor) * (width // self.factor)
             return self.media_tokens["image"] * num_tokens, num_tokens
-        height, width = media.height, media.width
+        height, width = medium.height, medium.width
         if self.video_settings["do_resize"]:
-            height, width = self.frame_size(height, width, len(frames))
+            height, width = self.resized_frame_size(height, width, len(frame_indices))
         factor = self.video_settings["factor"]
         _refuse_partial_tokens(height, width, factor)
         num_tokens = (height // factor) * (width // factor)
-        num_patches = math.ceil(len(frames) / self.video_settings["temporal"])
-        return self.video_text(media, frames, num_tokens), num_patches * num_tokens
+        num_patches = math.ceil(len(frame_indices) / self.video_settings["temporal"])
+        return self.video_text(medium, frame_indices, num_tokens), num_patches * num_tokens
 
-    def frame_size(self, height: int, width: int, num_frames: int) -> tuple[int, int]:
+    def resized_frame_size(self, height: int, width: int, num_frames: int) -> tuple[int, int]:
         """Return the height and width of each frame after the processor's resizing."""
         settings = self.video_settings
         factor, most = settings["factor"], settings["max_pixels"]
@@ -113,10 +113,10 @@ class Qwen3VL(QwenVL):
         "size": {"shortest_edge": 128 * 32 * 32, "longest_edge": 768 * 32 * 32},
     }
 
-    def frame_sampling(self, video: dict[str, Any]) -> FrameSampling:
-        return _FirstToLastFrames(video)
+    def frame_sampling(self, video_settings: dict[str, Any]) -> FrameSampling:
+        return _FirstToLastFrames(video_settings)
 
-    def frame_size(self, height: int, width: int, num_frames: int) -> tuple[int, int]:
+    def resized_frame_size(self, height: int, width: int, num_frames: int) -> tuple[int, int]:
         settings = self.video_settings
         factor, most = settings["factor"], settings["max_pixels"]
         if num_frames < settings["temporal"]:

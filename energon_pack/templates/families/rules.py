@@ -79,7 +79,7 @@ class MediaRules:
         raise NotImplementedError
 
     @property
-    def feature_token_of_kind(self) -> dict[str, str]:
+    def feature_tokens_by_kind(self) -> dict[str, str]:
         """Return by kind of media the token that holds its features."""
         return {**self.media_tokens, **self.feature_tokens}
 
@@ -87,7 +87,7 @@ class MediaRules:
         """Pickle only the processor's settings: the cached sizes stay in this process."""
         return type(self), (self._processor_settings,)
 
-    def try_examples(self) -> None:
+    def refuse_unusable_settings(self) -> None:
         """Expand an example of each kind of media, so that unusable settings raise one error before any sample.
 
         Raises:
@@ -99,11 +99,11 @@ class MediaRules:
             with suppress(Skip):
                 self.expand(media, self.frames.choose(media) if kind == VIDEO.kind else [])
 
-    def expand_all(self, media: Sequence[Media], frames: Sequence[Sequence[int]]) -> list[tuple[str, int]]:
+    def expand_all(self, media: Sequence[Media], frame_indices: Sequence[Sequence[int]]) -> list[tuple[str, int]]:
         """Return text and number of feature tokens for each medium of a sample; results of `expand` are cached."""
-        return [self._cached_expand(medium, tuple(chosen)) for medium, chosen in zip(media, frames, strict=True)]
+        return [self._cached_expand(medium, tuple(chosen)) for medium, chosen in zip(media, frame_indices, strict=True)]
 
-    def stacks_clips(self) -> bool:
+    def needs_equal_frame_counts(self) -> bool:
         """Say whether clips of one batch need equally many frames, because the call stacks them: [clip, frame, …]."""
         return False
 
@@ -126,13 +126,13 @@ class MediaRules:
             video["size"] = self.forced_frame_size
         return {**processor.changed, VIDEO.kind: video}
 
-    def expand(self, media: Media, frames: Sequence[int]) -> tuple[str, int]:
+    def expand(self, medium: Media, frame_indices: Sequence[int]) -> tuple[str, int]:
         """Return the text that stands for a medium, and how many of its tokens hold features.
 
         Raises Skip for a size that the processor refuses.
 
         Args:
-            frames: the indices of a video's chosen frames; empty for other media.
+            frame_indices: the indices of a video's chosen frames; empty for other media.
         """
         raise NotImplementedError
 
@@ -202,9 +202,9 @@ class FrameSampling:
             return video.num_frames
         return int(video.num_frames / video.fps * self.settings["fps"])
 
-    def spread_indices(self, total: int, number: int) -> list[int]:
-        """Return the indices of about `number` frames at equal distances, out of `total`."""
-        step = total / number
+    def spread_indices(self, num_frames: int, num_chosen: int) -> list[int]:
+        """Return the indices of about `num_chosen` frames at equal distances, out of `num_frames`."""
+        step = num_frames / num_chosen
         first = step / 2 if self.settings["initial_shift"] is True else float(self.settings["initial_shift"] or 0)
-        indices = [int(np.float32(first + step * i)) for i in range(math.ceil((total - first) / step))]
-        return [index for index in indices if index < total]  # single precision may round up beyond the last frame
+        indices = [int(np.float32(first + step * i)) for i in range(math.ceil((num_frames - first) / step))]
+        return [index for index in indices if index < num_frames]  # single precision may round up beyond the last frame

@@ -14,14 +14,14 @@ import numpy as np
 from energon_pack.errors import PackError, one_line
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO, describe
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.prepared import PreparedMedia, VideoClip, media_arguments
+from energon_pack.samples.media.prepared import PreparedMedia, VideoClip, media_arguments_of_processor
 from energon_pack.samples.media.read_media import video_metadata_of
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.families.asked_processor import ProcessorProbe
 from energon_pack.templates.families.rules import FRAME_KEYS, FrameSampling, MediaRules, ProcessorSettings
 from energon_pack.templates.families.sound_steps import LengthRangeCache
 from energon_pack.templates.families.stand_ins import BlankMedia, ShapeOnlyMedia
-from energon_pack.templates.full_processor import full_processor, quiet_transformers
+from energon_pack.templates.full_processor import load_full_processor, quiet_transformers
 from energon_pack.templates.pixels import processor_part
 
 _MAX_CACHED_ANSWERS = 100_000  # lists of sizes whose answers are kept
@@ -39,7 +39,7 @@ class ShapeRules(MediaRules):
     def __init__(self, processor: ProcessorSettings):
         """Load the processor, and find the token that it takes for each kind of media; raises PackError."""
         try:
-            full = full_processor(processor)
+            full = load_full_processor(processor)
         except Exception as error:  # any class of any processor may be behind it
             raise PackError(f"model.processor={processor.folder} can't be loaded: {one_line(error)}") from None
         self.processor = full
@@ -77,7 +77,7 @@ class ShapeRules(MediaRules):
         self._cached_ask = lru_cache(_MAX_CACHED_ANSWERS)(self._ask)
         self._is_independent: dict[str, bool] = {}  # by kind
 
-    def try_examples(self) -> None:
+    def refuse_unusable_settings(self) -> None:
         """Raise PackError if the processor does not follow `media.fps` or `media.num_frames`."""
         sampling = self._call_settings["sampling"]
         name = next((name for name in ("num_frames", "fps") if sampling.get(name)), None)
@@ -89,7 +89,7 @@ class ShapeRules(MediaRules):
         rate = 10 * fps if name == "fps" else 4.0  # at this length an own rule would choose other frames
         video = Media(VIDEO.kind, 320, 240, "mp4", (10 if name == "fps" else 13) * number, rate)
         try:
-            chosen = len(self.ask_frames(video))
+            chosen = len(self.ask_processor_for_frames(video))
         except Skip as skip:
             raise PackError(f"media.{name}={sampling[name]}: {skip.detail}") from None
         if abs(chosen - number) > 1:
@@ -98,7 +98,7 @@ class ShapeRules(MediaRules):
                 f" {video.fps:g} a second by a rule of its own, not {number}: media=default"
             )
 
-    def stacks_clips(self) -> bool:
+    def needs_equal_frame_counts(self) -> bool:
         return self._stacks_clips
 
     @cached_property
@@ -119,15 +119,17 @@ class ShapeRules(MediaRules):
         """Return the shapes, without the first dimension, of the inputs that the call makes of a clip, but of ids."""
         video = replace(VIDEO.example, width=64, height=64, num_frames=num_frames)
         clip = VideoClip(VIDEO.blank(video), video_metadata_of(video, range(num_frames)), None)
-        arguments = media_arguments(PreparedMedia([VIDEO.kind], [clip]), self._call_settings, nests_images=False)
+        arguments = media_arguments_of_processor(
+            PreparedMedia([VIDEO.kind], [clip]), self._call_settings, nests_images=False
+        )
         made = self.processor(text=[self.placeholder(VIDEO.kind)], return_tensors="pt", **arguments)
         return {name: tuple(value.shape[1:]) for name, value in made.items() if value.ndim > 2}
 
     def call_settings(self, processor: ProcessorSettings) -> dict[str, dict[str, Any]]:
         return self._call_settings
 
-    def expand_all(self, media: Sequence[Media], frames: Sequence[Sequence[int]]) -> list[tuple[str, int]]:
-        return self._answers_for(media, frames)[0] if media else []
+    def expand_all(self, media: Sequence[Media], frame_indices: Sequence[Sequence[int]]) -> list[tuple[str, int]]:
+        return self._answers_for(media, frame_indices)[0] if media else []
 
     def surrounding_texts(self, media: Sequence[Media], frames: Sequence[Sequence[int]]) -> tuple[str, str]:
         return self._answers_for(media, frames)[1] if media else self._texts_without_media
@@ -171,8 +173,8 @@ class ShapeRules(MediaRules):
                 self._is_independent[kind] = False
         return self._is_independent[kind]
 
-    def expand(self, media: Media, frames: Sequence[int]) -> tuple[str, int]:
-        return self.expand_all([media], [frames])[0]
+    def expand(self, medium: Media, frame_indices: Sequence[int]) -> tuple[str, int]:
+        return self.expand_all([medium], [frame_indices])[0]
 
     def placeholder(self, kind: str) -> str:
         return self._asked.placeholder(kind, self.media_tokens[kind])
@@ -201,7 +203,7 @@ class ShapeRules(MediaRules):
             return False
         return self.feature_tokens[AUDIO.kind] in text
 
-    def ask_frames(self, video: Media) -> list[int]:
+    def ask_processor_for_frames(self, video: Media) -> list[int]:
         """Return the indices of the frames that the processor chooses from a video; raises Skip if it refuses."""
         try:
             return self._asked.frames(self.media_tokens[VIDEO.kind], video)
@@ -273,7 +275,7 @@ class _FramesOfProcessor(FrameSampling):
 
     def __init__(self, rules: ShapeRules):
         super().__init__({})
-        self._ask = lru_cache(_MAX_CACHED_ANSWERS)(rules.ask_frames)
+        self._ask = lru_cache(_MAX_CACHED_ANSWERS)(rules.ask_processor_for_frames)
 
     def choose(self, video: Media) -> list[int]:
         return self._ask(video)

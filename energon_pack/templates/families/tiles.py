@@ -119,16 +119,16 @@ class LlavaOneVision(MediaRules):
             "frames": self.frames.settings,
         }
 
-    def stacks_clips(self) -> bool:
+    def needs_equal_frame_counts(self) -> bool:
         return True
 
-    def expand(self, media: Media, frames: Sequence[int]) -> tuple[str, int]:
-        if media.kind == "video":
+    def expand(self, medium: Media, frame_indices: Sequence[int]) -> tuple[str, int]:
+        if medium.kind == "video":
             pooled = math.ceil(self._side_tokens / 2)
-            num_tokens = len(frames) * pooled * pooled + 1
+            num_tokens = len(frame_indices) * pooled * pooled + 1
         else:
-            num_tokens = self._num_tokens(media.height, media.width) - self._num_dropped_tokens
-        return self.media_tokens[media.kind] * num_tokens, num_tokens
+            num_tokens = self._num_tokens(medium.height, medium.width) - self._num_dropped_tokens
+        return self.media_tokens[medium.kind] * num_tokens, num_tokens
 
     def _num_tokens(self, height: int, width: int) -> int:
         best_height, best_width = self._best_resolution(height, width)

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer, models
 
-from energon_pack.templates.tokens.pieces import HOSTILE_TEXTS, AddedTokens, Ids, WordTokenizer, word_pattern
+from energon_pack.templates.tokens.pieces import HOSTILE_TEXTS, AddedTokenFinder, Ids, WordTokenizer, word_pattern
 
 #: a text, and ascending positions in it
 TextWithPositions = tuple[str, Sequence[int]]
@@ -41,7 +41,7 @@ _CJK = range(0x20000, 0x2A6D7)  # letters of Extension B, which old tables have,
 _LOWER_CASE_OF_OTHERS = "\u017f\u212a"  # some tokenizers match these in contractions
 
 
-class EngineError(ValueError):
+class TokenEngineError(ValueError):
     """The engine that `measure.engine` names can't be used for this tokenizer."""
 
 
@@ -61,10 +61,10 @@ class TokenEngine:
         self.engine = "tokenizers"
         if pattern is None or engine == "tokenizers" or tokenizer.get_vocab_size() > sys.maxunicode:
             if engine == "gigatoken":
-                raise EngineError(f"measure.engine={engine} is for byte-level BPE, which this tokenizer is not")
+                raise TokenEngineError(f"measure.engine={engine} is for byte-level BPE, which this tokenizer is not")
             return
         self._pattern = pattern
-        self._added = AddedTokens([token["content"] for token in settings["added_tokens"]])
+        self._added = AddedTokenFinder([token["content"] for token in settings["added_tokens"]])
         self._normalizes = settings["normalizer"] is not None
         self.engine, self._characters_to_engine = "words", math.inf
         if engine == "gigatoken":
@@ -101,7 +101,7 @@ class TokenEngine:
     def _try_gigatoken(self) -> None:
         """Change to gigatoken if it is installed and right for this tokenizer; else stay with words."""
         self._characters_to_engine = math.inf
-        with suppress(EngineError):
+        with suppress(TokenEngineError):
             self._use_gigatoken(self._tokenizer)
 
     def _use_gigatoken(self, tokenizer: Tokenizer) -> None:
@@ -110,7 +110,7 @@ class TokenEngine:
     def _uncertain_texts(self, texts: Sequence[str]) -> set[int]:
         """Return the indices of texts that only the tokenizer itself makes tokens of for sure."""
         wide = [i for i, text in enumerate(texts) if not text.isascii()]
-        unsure = {wide[i] for i in doubtful_text_indices([texts[i] for i in wide])}
+        unsure = {wide[i] for i in find_texts_with_new_characters([texts[i] for i in wide])}
         if self._normalizes:
             unsure.update(i for i in wide if i not in unsure and not unicodedata.is_normalized("NFC", texts[i]))
         return unsure
@@ -177,12 +177,12 @@ def _checked_gigatoken(tokenizer: Tokenizer) -> BatchEncoder:
     except Exception as error:  # it raises errors of its own for tokenizers that it does not support
         wrong = str(error)
     if wrong is not None:
-        raise EngineError(f"measure.engine=gigatoken: {wrong}")
+        raise TokenEngineError(f"measure.engine=gigatoken: {wrong}")
     return encode
 
 
 def _first_differing_text(tokenizer: Tokenizer, encode: BatchEncoder) -> str | None:
-    left_out = doubtful_text_indices(HOSTILE_TEXTS)
+    left_out = find_texts_with_new_characters(HOSTILE_TEXTS)
     for text in (text for i, text in enumerate(HOSTILE_TEXTS) if i not in left_out):
         ids, expected = encode([text])[0].tolist(), tokenizer.encode(text, add_special_tokens=False).ids
         if ids != expected:
@@ -190,7 +190,7 @@ def _first_differing_text(tokenizer: Tokenizer, encode: BatchEncoder) -> str | N
     return None
 
 
-def doubtful_text_indices(texts: Sequence[str]) -> set[int]:
+def find_texts_with_new_characters(texts: Sequence[str]) -> set[int]:
     """Return the indices of texts that tokenizers may cut differently: a character is newer than Unicode 3.2."""
     codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
     ends = list(accumulate(map(len, texts)))

@@ -1,6 +1,6 @@
 """Cut a text at the added tokens of a tokenizer, such as `<|im_start|>`, and make tokens of the words between them.
 
-`RunSqueezer` shows the tokenizer one token in the place of thousands in a row, as those for visual features are.
+`TokenRunShortener` shows the tokenizer one token in the place of thousands in a row, as those for visual features are.
 
 `WordTokenizer` keeps several ids as a string of as many characters, whose code points they are: Python joins strings
 faster than lists, and holds them in less memory.
@@ -23,7 +23,7 @@ Ranges = list[tuple[int, int]]
 TokenRun = tuple[int, int]
 
 
-class AddedTokens:
+class AddedTokenFinder:
     """Finds added tokens, such as `<|im_end|>`, in texts: the leftmost, then the longest, as tokenizers do."""
 
     def __init__(self, tokens: Collection[str]):
@@ -67,12 +67,12 @@ class AddedTokens:
         return places
 
 
-class RunSqueezer:
+class TokenRunShortener:
     """Shortens runs of one added token, such as thousands of image tokens, before a text is tokenized."""
 
     def __init__(self, tokenizer: Tokenizer, tokens: Iterable[str]):
         added = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
-        known = AddedTokens(added)
+        known = AddedTokenFinder(added)
         tokens = {*tokens} & added.keys()
         self._tokens = sorted(token for token in tokens if _is_plain(added[token]) and known.never_overlaps(token))
 
@@ -212,7 +212,7 @@ class _WordIdCache(dict[str, str]):
 class WordTokenizer:
     """Tokenizes texts word by word, with a cache of the ids of words."""
 
-    def __init__(self, tokenizer: Tokenizer, pattern: "regex.Pattern[str]", added: AddedTokens):
+    def __init__(self, tokenizer: Tokenizer, pattern: "regex.Pattern[str]", added: AddedTokenFinder):
         self._split = re.compile(f"({added.source})").split
         self._find = pattern.findall
         in_ascii = ascii_pattern(pattern)

@@ -19,7 +19,7 @@ from energon_pack.templates.tokens.engine import TokenEngine
 from energon_pack.templates.tokens.pieces import (
     Ids,
     Ranges,
-    RunSqueezer,
+    TokenRunShortener,
     cut_to_range,
     expand_runs,
     ranges_without_first_token,
@@ -48,7 +48,7 @@ class Tokenizing:
         tokenizer.no_padding()
         self._tokenizer, self._adds_special_tokens = tokenizer, adds_special_tokens
         self._engines: dict[str, TokenEngine] = {}
-        self._runs = RunSqueezer(tokenizer, in_runs)
+        self._runs = TokenRunShortener(tokenizer, in_runs)
 
     def ids_of(self, text: str) -> list[int]:
         """Return the ids of a text, without special tokens around it."""

@@ -169,7 +169,7 @@ def test_only_what_can_not_win_is_given_up(case: tuple[int, list[int]], gaps: li
     assert whole
     again = fill_gaps(histogram, space, capacity, 0, way, whole.num_bins)
     assert again
-    assert again.bins_of().tolist() == whole.bins_of().tolist()
+    assert again.find_bin_of_items().tolist() == whole.find_bin_of_items().tolist()
     assert fill_gaps(histogram, space, capacity, 0, way, whole.num_bins - 1) is None
 
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from energon_pack.plan.bins import Bins, fits, lower_bound, lower_bound_l2, pack_bins
 from energon_pack.plan.bins.capped import pack_capped
-from energon_pack.plan.bins.fits import drawn_fit
+from energon_pack.plan.bins.fits import pack_in_random_order
 from energon_pack.plan.bins.planned_bins import choose_fullest_sum, count_bins
-from energon_pack.plan.pool import Pool
+from energon_pack.plan.pool import WaitingPool
 from energon_pack.plan.settings import Algorithm, PackingConfig
 from energon_pack.run.seeded_random import Ints, random_keys
 
@@ -155,13 +155,13 @@ def lengths(name: str, num: int) -> Ints:
 
 
 def packs_of_stream(lens: Ints, capacity: int, buffer_size: int) -> int:
-    pool = Pool(PackingConfig(max_token_len=capacity), buffer_size)
+    pool = WaitingPool(PackingConfig(max_token_len=capacity), buffer_size)
     for number, length in enumerate(lens.tolist()):
         pool.add(number, (length,))
-        while not pool.num_to_add:
+        while not pool.num_samples_to_add:
             pool.take()
     pool.plan_rest()
-    return pool.num_packs + pool.num_planned
+    return pool.num_packs + pool.num_planned_packs
 
 
 @given(st.lists(st.integers(1, 20), max_size=9), st.integers(0, 40))
@@ -181,7 +181,7 @@ def test_each_item_is_in_a_bin_or_left(lens: list[int], capacity: int, waiting: 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fits, "_MAX_WAITING", waiting)
         patch.setattr(fits, "_MAX_DRAWS", most)
-        runs, left = drawn_fit(histogram, capacity, 0)
+        runs, left = pack_in_random_order(histogram, capacity, 0)
     fill, counts = np.zeros(count_bins(runs), np.int64), left.copy()
     for length, copies, first, num_bins in runs:
         fill[first : first + num_bins] += length * copies

@@ -27,7 +27,7 @@ from energon_pack.pack import pack
 from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.flavors import FLAVORS, PACKED_FLAVORS, flavor_of_sample, load_pack
 from energon_pack.samples.flavors.base import Conversation, Flavor, PackedFlavor
-from energon_pack.samples.flavors.fit import contents_that_do_not_fit
+from energon_pack.samples.flavors.fit import contents_forbidden_by_flavor_rules
 from energon_pack.samples.media.medium import Media, MediumSettings
 from energon_pack.samples.pack_reader import UnknownFormat
 from energon_pack.templates.sample import Sample
@@ -149,7 +149,7 @@ def test_each_flavour_says_what_has_no_place_in_it(
     sample: ReadSample, ours: str, captions: str, chats: str, turns: str, llava: str
 ) -> None:
     """Of these the real LoongForge lost the pack, or trained something else, each time with exit code 0."""
-    answers = contents_that_do_not_fit(sample)
+    answers = contents_forbidden_by_flavor_rules(sample)
     found = [flavor.unfit(answers) or "" for flavor in (*PACKED_FLAVORS.values(), *STACK_FLAVORS)]
     said = [ours, captions, chats, turns, llava]
     assert [what[: len(start)] for what, start in zip(found, said, strict=True)] == said
@@ -187,7 +187,7 @@ USER, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content"
 )
 def test_what_has_no_place_in_it(messages: list[Any], tools: Any, kinds: list[str], why: str | None) -> None:
     parts = [(kind, "mp4" if kind == "video" else "png") for kind in kinds]
-    found = PACKED_FLAVORS["packed_captioning"].unfit(contents_that_do_not_fit(read(messages, tools, parts)))
+    found = PACKED_FLAVORS["packed_captioning"].unfit(contents_forbidden_by_flavor_rules(read(messages, tools, parts)))
     assert found == why or (why and found and found.startswith(why))
 
 

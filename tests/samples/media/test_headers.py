@@ -22,11 +22,11 @@ from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.read_media import probe, probe_part
 from energon_pack.samples.sample import Part
 from energon_pack.samples.skip import Skip
-from energon_pack.sources.storage import InMemory
+from energon_pack.sources.storage import InMemoryFile
 from support.samples import picture
 
 
-class Counting(InMemory):
+class Counting(InMemoryFile):
     """Remembers what was read."""
 
     def __init__(self, data: bytes):
@@ -46,7 +46,7 @@ MODES = {
 
 
 def found_plain(data: bytes) -> Media | None:
-    file = InMemory(b"before" + data + b"\xff\xd9 after", "")
+    file = InMemoryFile(b"before" + data + b"\xff\xd9 after", "")
     return probe_without_pillow(file, 6, len(data))
 
 
@@ -151,7 +151,7 @@ def test_real_images(real: Path, folder: str) -> None:
 
 def test_a_part_that_is_no_image_is_named() -> None:
     with pytest.raises(Skip, match=r"0\.jpg: no known image"):
-        probe_part(InMemory(b"hello, world", ""), Part("0.jpg", 0, 12))
+        probe_part(InMemoryFile(b"hello, world", ""), Part("0.jpg", 0, 12))
 
 
 def test_a_jpeg_is_measured_from_both_its_ends() -> None:

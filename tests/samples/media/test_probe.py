@@ -18,7 +18,7 @@ from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.media.read_media import probe, probe_part
 from energon_pack.samples.sample import Part
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources.storage import InMemory
+from energon_pack.sources.storage import InMemoryFile
 from support.samples import picture
 
 
@@ -86,7 +86,7 @@ def test_what_stands_behind_the_pixels_of_a_png_may_cost_it(chunk: tuple[bytes, 
     data = png_with(chunk)
     with pytest.raises((ValueError, OSError, struct.error)):
         decode_image(data)
-    for found in (probe, lambda file: probe_part(InMemory(file.read(), ""), Part("0.png", 0, len(data)))):
+    for found in (probe, lambda file: probe_part(InMemoryFile(file.read(), ""), Part("0.png", 0, len(data)))):
         with pytest.raises(Skip, match="not a readable image"):
             found(io.BytesIO(data))
 
@@ -157,7 +157,7 @@ def test_modes_that_lose_bits_are_known_by_the_header(mode: str, format: str, ex
     file = io.BytesIO()
     Image.new(mode, (40, 30)).save(file, format)
     assert probe(io.BytesIO(file.getvalue())).mode == expected
-    assert probe_part(InMemory(file.getvalue(), ""), Part("0", 0, len(file.getvalue()))).mode == expected
+    assert probe_part(InMemoryFile(file.getvalue(), ""), Part("0", 0, len(file.getvalue()))).mode == expected
 
 
 EXTENSIONS = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "GIF": "gif", "BMP": "bmp", "TIFF": "tif", "AVIF": "avif"}

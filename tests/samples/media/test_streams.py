@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from energon_pack.report.views.view import thumbnail
+from energon_pack.report.views.view import make_webp_thumbnail
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.read_media import probe
 from energon_pack.samples.media.stream_probe import frame_times
@@ -43,7 +43,7 @@ def test_the_film_is_seen_and_no_cover(data: bytes) -> None:
     red, _, blue = frame.getpixel((100, 50))  # type: ignore[misc]
     assert (frame.size, red > 150, blue < 60) == ((128, 64), True, True)
     assert len(frame_times(data)) == 12
-    with Image.open(io.BytesIO(thumbnail(data, "video"))) as small:
+    with Image.open(io.BytesIO(make_webp_thumbnail(data, "video"))) as small:
         assert small.size == (128, 64)
 
 

@@ -13,28 +13,28 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from energon_pack.samples.media.kinds import format_of
+from energon_pack.samples.media.kinds import find_media_format
 from energon_pack.samples.media.medium import Media, mp4_boxes
 from energon_pack.samples.media.read_media import probe, with_requested_settings
 from energon_pack.samples.member import NO_OPTIONS
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.sample import Part
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources.storage import InMemory
+from energon_pack.sources.storage import InMemoryFile
 from energon_pack.templates.families.qwen_vl import Qwen3VL, QwenVL
 from energon_pack.templates.families.rules import ProcessorSettings
 from energon_pack.templates.families.tiles import LlavaOneVision
 from energon_pack.templates.processor import load_saved_template, prepare_template
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import MediaConfig
-from energon_pack.verify.members import check_decoding
+from energon_pack.verify.members import check_medium_decodes
 from support.models import of_model
 from support.running import ROOT, need_torchvision
 from support.samples import video
 
 av = pytest.importorskip("av", reason="videos need PyAV")
 
-from energon_pack.samples.media.stream_probe import decode_times  # noqa: E402
+from energon_pack.samples.media.stream_probe import decode_frame_times  # noqa: E402
 from energon_pack.samples.media.streams import decode_frames  # noqa: E402
 
 QWEN = ProcessorSettings(
@@ -252,9 +252,9 @@ def test_a_film_whose_pictures_change_their_size_is_named(format: str, codec: st
     data = file.getvalue()
     named = "a film whose pictures change from 64×48 to 32×32 pixels"
     with pytest.raises(Skip, match=named) as skip:
-        (probe if num_frames < 16 else decode_times)(io.BytesIO(data))
+        (probe if num_frames < 16 else decode_frame_times)(io.BytesIO(data))
     assert skip.value.reason is Reason.UNSUPPORTED_MEDIA
-    (said,) = check_decoding(InMemory(data, ""), Part("s000.v00.mkv", 0, len(data)))
+    (said,) = check_medium_decodes(InMemoryFile(data, ""), Part("s000.v00.mkv", 0, len(data)))
     assert named in said
 
 
@@ -264,7 +264,7 @@ def test_an_old_quicktime_begins_with_any_box(name: bytes) -> None:
     data = video(format="mov")
     assert data[4:8] == b"ftyp"
     for film in (data[:4] + name + data[8:], data.replace(b"ftyp", b"free", 1)[int.from_bytes(data[:4], "big") :]):
-        found = format_of(film[:16])
+        found = find_media_format(film[:16])
         assert found is not None
         assert (found.kind, found.extension) == ("video", "mp4")
     assert probe(io.BytesIO(data[:4] + name + data[8:])).num_frames == 30
@@ -274,7 +274,7 @@ def test_an_old_quicktime_begins_with_any_box(name: bytes) -> None:
     "text", [b"The wide river and the sea", b"I'm free to say what I want", "Öl, free für alle".encode()]
 )
 def test_a_text_is_no_old_quicktime(text: bytes) -> None:
-    assert format_of(text[:16]) is None
+    assert find_media_format(text[:16]) is None
 
 
 @pytest.mark.parametrize("behind", [b"\n", b"\0\0\0", b"\0\0\0\x08fre"])

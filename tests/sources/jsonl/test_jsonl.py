@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_pack.errors import PackError
-from energon_pack.samples.conversation import placed_record
+from energon_pack.samples.conversation import match_placeholders_with_media
 from energon_pack.samples.record import Record
 from energon_pack.samples.settings import Frames, ReadSettings
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources.find import shard_of_file
+from energon_pack.sources.find import make_shard_of_file
 from energon_pack.sources.jsonl.dialects import RowSettings, parse_row
 from energon_pack.sources.shard import JsonlShard
 from support.finding import find_lines, find_shards
@@ -27,7 +27,7 @@ from support.samples import write_tar
 
 def index(path: Path, data: bytes) -> list[tuple[str, bytes, str | None]]:
     path.write_bytes(data)
-    shard = shard_of_file(path.name, str(path), JsonlShard, {"row_settings": RowSettings(str(path.parent))})
+    shard = make_shard_of_file(path.name, str(path), JsonlShard, {"row_settings": RowSettings(str(path.parent))})
     rows = shard.index().to_pylist()
     places = ((row["record_offset"], row["record_size"]) for row in rows)
     texts = [data[offset : offset + size] for offset, size in places]
@@ -75,7 +75,7 @@ def test_elements_of_any_array(tmp_path_factory: pytest.TempPathFactory, values:
 def test_a_file_written_anew_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text('{"a": 1}\n')
-    shard = shard_of_file("x.jsonl", str(path), JsonlShard, {"row_settings": RowSettings(".")})
+    shard = make_shard_of_file("x.jsonl", str(path), JsonlShard, {"row_settings": RowSettings(".")})
     about = {"digest": shard.index().schema.metadata[b"digest"].decode()}
     assert shard.is_unchanged(about)
     path.write_text('{"b": 1}\n')
@@ -240,7 +240,7 @@ def test_a_content_part_with_a_list_of_frames() -> None:
     part = {"type": "video", "video": ["file://f0.jpg", "f1.jpg"], "sample_fps": 4}
     messages, listed, fields = parse({"messages": [{"role": "user", "content": [part]}, ANSWER]})
     assert listed == ["f0.jpg", "f1.jpg"]
-    placed = placed_record(Record(messages, fields=fields), ["image", "image"])
+    placed = match_placeholders_with_media(Record(messages, fields=fields), ["image", "image"])
     assert placed.messages[0]["content"] == "<image><image>"
     assert placed.record.fields == {"media_settings": [{"list_of_frames": 2, "sample_fps": 4}, None]}
     with pytest.raises(Skip, match="missing_media"):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from energon_pack.samples.skip import Skip
-from energon_pack.templates.settings import Empty
+from energon_pack.templates.settings import EmptyAnswerPolicy
 from energon_pack.templates.template import Template
 from support.labels.folders import build_template
 from support.labels.in_environments import run
@@ -180,7 +180,7 @@ def rows_of_frameworks(name: str, folder: Path, rows: list[Row], kept: Path) -> 
 
 def judge_template(name: str, folder: Path, rows: list[Row], frameworks: dict[str, Any]) -> Iterator[Judged]:
     """All conversations with one template."""
-    template = build_template(name, folder, after_turn=True, empty=Empty.train)
+    template = build_template(name, folder, after_turn=True, empty=EmptyAnswerPolicy.train)
     prefix = Prefix(folder, **dict(template.spec.chat_template_kwargs))
     media = {template.token_id(token) for token in template.rules.media_tokens.values()}
     media_ids = {id_ for id_ in media if id_ is not None}

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from energon_pack.samples import keys as table
-from energon_pack.samples.conversation import options_of, placed_record
-from energon_pack.samples.media.kinds import kind_by_extension
+from energon_pack.samples.conversation import match_placeholders_with_media, options_of
+from energon_pack.samples.media.kinds import media_kind_by_extension
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.read_media import with_requested_settings
 from energon_pack.samples.member import SampleOptions
@@ -115,7 +115,7 @@ def ours(template: Template, value: Any) -> Outcome:
     try:
         record = parse_row(value, RowSettings(""), ReadSettings())
         names = record.listed_media or []
-        placed = placed_record(record, [str(kind_by_extension(name)) for name in names])
+        placed = match_placeholders_with_media(record, [str(media_kind_by_extension(name)) for name in names])
         options = options_of(placed.record.fields)
         media = with_requested_settings(
             [FILES[names[i]] for i in placed.order], placed.record.fields.get("video_frames"), options

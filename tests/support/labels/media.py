@@ -9,7 +9,7 @@ from energon_pack.samples.sample import Message
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.jsonl.line_index import index_lines
-from energon_pack.sources.reader import Reader
+from energon_pack.sources.reader import SourceReader
 from energon_pack.sources.sample import read_sample
 from energon_pack.sources.source_file import IndexRow, rows_of
 from energon_pack.sources.wds import index_tar
@@ -62,7 +62,7 @@ def samples_of(path: Path) -> Iterator[ReadSample]:
     """All samples of a folder of tars, or of a JSONL file, that can be read."""
     is_lines = path.suffix == ".jsonl"
     source = find_lines(str(path)) if is_lines else find_shards(str(path))
-    with Reader() as reader:
+    with SourceReader() as reader:
         for shard in source.shards:
             table = (index_lines if is_lines else index_tar)(shard.path)
             for row in rows_of(table, IndexRow):

@@ -13,7 +13,7 @@ from hashlib import sha1
 from pathlib import Path
 from typing import Any
 
-from energon_pack.samples.conversation import options_of, placed_record
+from energon_pack.samples.conversation import match_placeholders_with_media, options_of
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import ReadSettings
@@ -96,7 +96,7 @@ def sample_of(conversation: Row) -> Sample:
     if sizes:
         value["images"] = [f"{i}.png" for i in range(len(sizes))]
     record = parse_record(value, ReadSettings())
-    placed = placed_record(record, ["image"] * len(sizes))
+    placed = match_placeholders_with_media(record, ["image"] * len(sizes))
     media = [Media("image", sizes[i][0], sizes[i][1], "png") for i in placed.order]
     return Sample(placed.messages, media, record.tools, options_of(record.fields))
 

@@ -16,7 +16,7 @@ from energon_pack.templates.chat.renderer import Renderer
 from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.turns import CLOSE, OPEN
 from energon_pack.templates.choose_rules import MediaRulesChoice
-from energon_pack.templates.settings import Empty, LabelsConfig, TemplateDrops, TrainOn
+from energon_pack.templates.settings import EmptyAnswerPolicy, LabelsConfig, TemplateDrops, TrainOn
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
@@ -55,7 +55,7 @@ def turns(*texts: str, **last: Any) -> list[dict[str, Any]]:
 
 def trained(source: str, messages: list[dict[str, Any]], last_only: bool = False) -> list[str]:
     template = ChatTemplate(source, {}, SPECIAL)
-    labels = LabelsConfig(TrainOn.last if last_only else TrainOn.all, empty=Empty.train)
+    labels = LabelsConfig(TrainOn.last if last_only else TrainOn.all, empty=EmptyAnswerPolicy.train)
     marked, _, _ = template.render_marked(messages, None, labels)
     assert marked.replace(OPEN, "").replace(CLOSE, "") == template.render(messages, None)
     return [piece.partition(CLOSE)[0] for piece in marked.split(OPEN)[1:]]

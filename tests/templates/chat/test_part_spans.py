@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from energon_pack.samples.raw_record import load_json
+from energon_pack.samples.raw_record import parse_sample_json
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import Message
-from energon_pack.samples.settings import STORED_SETTINGS, ReadSettings, ToolsAs
+from energon_pack.samples.settings import STORED_SETTINGS, ReadSettings, ToolForm
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.chat.labels import TrainedSpan
 from energon_pack.templates.chat.template import ChatTemplate
@@ -55,7 +55,7 @@ def call(number: int = 1, **more: Any) -> Message:
 
 def parsed(*turns: Message, settings: ReadSettings | None = None) -> list[Message]:
     record = {"messages": [{"role": "user", "content": "q"}, *turns, {"role": "tool", "content": "r"}, said("Done.")]}
-    messages = parse_record(load_json(json.dumps(record).encode()), settings or ReadSettings()).messages
+    messages = parse_record(parse_sample_json(json.dumps(record).encode()), settings or ReadSettings()).messages
     assert parse_record({"messages": messages}, STORED_SETTINGS).messages == messages  # packs are read again
     return messages
 
@@ -165,7 +165,7 @@ def after_labels(template: ChatTemplate, messages: list[Message], labels: LabelS
 def test_calls_as_text_keep_their_weights() -> None:
     turns = said(loss_scale=0.5), call(**UNTRAINED), call(2)
     texts = [f'\n{{"name": "f", "arguments": {{"x": "{number}"}}}}' for number in (1, 2)]
-    assert spans(QWEN3, *turns, tools=ToolsAs.text) == [(0.5, "I look."), (1, f"{texts[1]}<|im_end|>")]
+    assert spans(QWEN3, *turns, tools=ToolForm.text) == [(0.5, "I look."), (1, f"{texts[1]}<|im_end|>")]
 
 
 def test_a_template_that_does_not_show_the_parts_is_refused() -> None:

@@ -10,10 +10,10 @@ import jinja2
 import pytest
 
 from energon_pack.samples.skip import Skip
-from energon_pack.templates.chat.guarded_template import LooksAtText, guarded_template
+from energon_pack.templates.chat.guarded_template import TemplateReadsText, compile_template_guarding_texts
 from energon_pack.templates.chat.jinja import environment
 from energon_pack.templates.chat.template import ChatTemplate
-from energon_pack.templates.chat.text_marks import with_numbered_texts
+from energon_pack.templates.chat.text_marks import with_texts_replaced_by_numbers
 from energon_pack.templates.chat.turns import CLOSE, OPEN
 from energon_pack.templates.settings import LabelSettings, TemplateDrops
 
@@ -121,10 +121,10 @@ def test_a_template_that_looks_at_texts_is_asked_each_time(name: str) -> None:
 @pytest.mark.parametrize("name", LOOKING)
 def test_it_shows_while_numbers_stand_for_its_texts(name: str) -> None:
     """Without any text that triggers it: what is proved so holds for all texts, not for those that were tried."""
-    template = guarded_template(CHATML.replace("BODY", LOOKING[name][0]), "2024-07-26")
+    template = compile_template_guarding_texts(CHATML.replace("BODY", LOOKING[name][0]), "2024-07-26")
     if template is not None:  # a block with a filter can't be watched
-        with pytest.raises((LooksAtText, jinja2.UndefinedError, TypeError)):
-            template.render(messages=with_numbered_texts(conversation("a")), tools=None)
+        with pytest.raises((TemplateReadsText, jinja2.UndefinedError, TypeError)):
+            template.render(messages=with_texts_replaced_by_numbers(conversation("a")), tools=None)
 
 
 @pytest.mark.parametrize("body", COPYING)

@@ -25,8 +25,14 @@ from energon_pack.templates.processor import load_saved_template, prepare_templa
 from energon_pack.templates.sample import Rendered, Sample
 from energon_pack.templates.template import Template
 from energon_pack.templates.tokens import tokenizing
-from energon_pack.templates.tokens.engine import EngineError, TokenEngine, doubtful_text_indices
-from energon_pack.templates.tokens.pieces import HOSTILE_TEXTS, AddedTokens, RunSqueezer, ascii_pattern, expand_runs
+from energon_pack.templates.tokens.engine import TokenEngine, TokenEngineError, find_texts_with_new_characters
+from energon_pack.templates.tokens.pieces import (
+    HOSTILE_TEXTS,
+    AddedTokenFinder,
+    TokenRunShortener,
+    ascii_pattern,
+    expand_runs,
+)
 from energon_pack.templates.tokens.tokenizing import Tokenizing
 from support.marks import slow
 from support.models import of_model
@@ -96,7 +102,7 @@ def test_hostile_texts_of_real_vocabularies(
     try:
         assert template.count(rendered, need(engine)) == reference(template, rendered)
         assert check_ids(template, rendered) > len(rendered) / 5 or processor == "kimi_k25"
-    except EngineError:
+    except TokenEngineError:
         assert (engine, processor) == ("gigatoken", "kimi_k25")  # it says that it has no such pattern
 
 
@@ -124,7 +130,7 @@ def test_most_conversations_need_no_reference(template: Template) -> None:
 
 def test_young_characters_are_left_to_the_reference() -> None:
     new = "\u208f"  # a subscript that came with Unicode 16
-    assert doubtful_text_indices(["a1 é 一 🙂 ,\n", "", f"a{new}", "", f"{new}{new}", "a"]) == {2, 4}
+    assert find_texts_with_new_characters(["a1 é 一 🙂 ,\n", "", f"a{new}", "", f"{new}{new}", "a"]) == {2, 4}
 
 
 @pytest.mark.parametrize("step", [slow(64), 512])  # characters; 64 of each are tried
@@ -135,7 +141,7 @@ def test_old_characters_make_the_same_words_in_every_table(template: Template, s
     differ = []
     for start in range(0, 0x20000, step):
         characters = [c for c in map(chr, range(start, start + 64)) if not "\ud800" <= c <= "\udfff"]
-        young = doubtful_text_indices(characters)
+        young = find_texts_with_new_characters(characters)
         text = "".join(f"a{c}a 1{c}1 .{c}. '{c} {c}\n" for i, c in enumerate(characters) if i not in young)
         ours = [match.span() for match in pattern.finditer(text)]
         if ours != [span for _, span in cut.pre_tokenize_str(text)]:
@@ -179,7 +185,7 @@ def with_settings(**settings: Any) -> Tokenizer:
 )
 def test_other_tokenizers_are_left_to_the_reference(tokenizer: Tokenizer) -> None:
     assert TokenEngine(tokenizer).tokens([("a", [])]) == [None]
-    with pytest.raises(EngineError, match="byte-level BPE"):
+    with pytest.raises(TokenEngineError, match="byte-level BPE"):
         TokenEngine(tokenizer, "gigatoken")
 
 
@@ -188,7 +194,7 @@ def test_an_engine_that_counts_otherwise_is_refused(template: Template, monkeypa
 
     other = (np.zeros(2, np.uint32), [2])  # as many ids as the reference makes of "a b", and others
     monkeypatch.setattr(engines, "_gigatoken_encoder", lambda tokenizer: lambda texts: other)
-    with pytest.raises(EngineError, match="the reference"):
+    with pytest.raises(TokenEngineError, match="the reference"):
         TokenEngine(template._tokenizer, "gigatoken")
     monkeypatch.setattr(engines, "_MIN_GIGATOKEN_CHARACTERS", 0)
     engine = TokenEngine(template._tokenizer, "auto")
@@ -301,7 +307,7 @@ def make() -> Tokenizer:
 
 TOKENIZER = make()
 TOKENIZING = Tokenizing(TOKENIZER, False, {PAD, OTHER})
-RUNS = RunSqueezer(TOKENIZER, {PAD, OTHER, "no token"})
+RUNS = TokenRunShortener(TOKENIZER, {PAD, OTHER, "no token"})
 piece = st.one_of(
     st.text(max_size=4),
     st.sampled_from([PAD, OTHER, "<|end|>", "<|pad", "|>", "é", "日本"]),
@@ -337,9 +343,9 @@ def test_as_the_whole_text(engine: str, pieces: list[str], data: st.DataObject) 
 
 
 def test_a_token_that_another_overlaps_or_holds_does_not_stand_alone() -> None:
-    added = AddedTokens(["<a>", "<b>", "<b><c>", "x<d", "<e>", "<e", "aba", ">>"])
+    added = AddedTokenFinder(["<a>", "<b>", "<b><c>", "x<d", "<e>", "<e", "aba", ">>"])
     assert added.never_overlaps("<q>") is False
-    assert AddedTokens(["<a>", "<b>"]).never_overlaps("<a>")
+    assert AddedTokenFinder(["<a>", "<b>"]).never_overlaps("<a>")
     assert [token for token in added.all if added.never_overlaps(token)] == ["x<d"]
     assert [added.ends_in_token_start(text) for text in ("a <b", "<b><", "a", "b", "")] == [
         True,
@@ -353,5 +359,5 @@ def test_a_token_that_another_overlaps_or_holds_does_not_stand_alone() -> None:
 @given(st.sets(st.text("ab<", min_size=1, max_size=4), min_size=1, max_size=5), st.text("ab<c", max_size=30))
 def test_added_tokens_are_found_leftmost_then_longest_as_tokenizers_do(tokens: set[str], text: str) -> None:
     """Else a mark of a trained part, or a medium, would be looked for at another place."""
-    added = AddedTokens(tokens)
+    added = AddedTokenFinder(tokens)
     assert added.find_all(text) == [(match.start(), match[0]) for match in added.pattern.finditer(text)]
