@@ -1,6 +1,6 @@
 """Pack a source: run all stages up to a published dataset.
 
-    find places ──► index ──► processor ──► lengths ──► plan ──► write ──► verify ──► check ──► report, publish
+    find places ──► index ──► processor ──► lengths ──► plan ──► write ──► verify ──► check ──► publish
 
     stage        returns             what happens to a sample
     find places  Places
@@ -10,9 +10,11 @@
     plan         Planned             A mixture draws it. It is cut, left out, or gets a place in a pack and a shard.
     write        Written             Its kept tokens are written there, with its JSON and its media, or references.
     verify       AuditResult         If it is one of the few that are chosen, the full processor tokenizes it again.
+    check                            Its shard is compared with the plan, and Energon reads it.
+    publish      figures             Its dataset appears under its name, with report.json, which has these figures.
 
-Each stage writes its result to files: lengths to the cache, the plan and the shards to a staging folder. At the end the
-whole dataset appears under its name. `stage=` runs one stage, `part=` a share of one.
+Each stage writes its result to files: lengths and tokens to the cache, the plan and the shards to a staging folder.
+`stage=` runs one stage, `part=` a share of one.
 """
 
 from collections.abc import Iterator

@@ -73,7 +73,7 @@ def lay_out_neat_rows(members_by_row: Sequence[Sequence[Member]], form: RowForm)
         time, height, width), else [B, S]; cu_seq_lens_q/k int32 [documents + 1] over the flattened B·S;
         max_length_q/k; use_cache False; loss_weight [B, S] with `form.weights`, or if a member has weights;
         is_weighted: whether a trained token's weight is not 1; `_packed_seq_ids` [B, S] if labels are shifted; each
-        entry of the members' `members_by_row` [B, S].
+        entry of the members' `rows` [B, S].
     """
     packs = [Members.of(row) for row in members_by_row]
     lengths: list[list[int]] = [pack.lens.tolist() for pack in packs]
@@ -85,9 +85,7 @@ def lay_out_neat_rows(members_by_row: Sequence[Sequence[Member]], form: RowForm)
     positions = _padded_rows([pack.counts for pack in packs], width, 0)
     for row, size in zip(positions, sizes, strict=True):
         row[size:] = torch.arange(width - size)
-    labels = [
-        take_values_of_next_token(pack.labels, pack.lens, IGNORE) if form.shifted else pack.labels for pack in packs
-    ]
+    labels = [next_token_values(pack.labels, pack.lens, IGNORE) if form.shifted else pack.labels for pack in packs]
     batch: Batch = {
         "input_ids": _padded_rows([pack.ids for pack in packs], width, form.pad_id),
         "labels": _padded_rows(labels, width, IGNORE),
@@ -125,7 +123,7 @@ def seq_idx(cu_seq_lens: Tensor) -> Tensor:
     return torch.repeat_interleave(numbers, cu_seq_lens.diff().long()).unsqueeze(0)
 
 
-def take_values_of_next_token(values: Tensor, lens: Tensor, fill: float) -> Tensor:
+def next_token_values(values: Tensor, lens: Tensor, fill: float) -> Tensor:
     """Move each member's values one token forward; its last token gets `fill`."""
     shifted = values.roll(-1)
     shifted[lens.cumsum(0) - 1] = fill
@@ -135,7 +133,7 @@ def take_values_of_next_token(values: Tensor, lens: Tensor, fill: float) -> Tens
 def weights_aligned_to_labels(pack: Members, kind: str | None, shifted: bool = True) -> Tensor:
     """Return `loss_weights` (`token` by default); if `shifted`, as labels are shifted."""
     weights = loss_weights(pack, kind or "token")
-    return take_values_of_next_token(weights, pack.lens, 0.0) if shifted else weights
+    return next_token_values(weights, pack.lens, 0.0) if shifted else weights
 
 
 def _padded_rows(rows: Sequence[Tensor], width: int, fill: float) -> Tensor:

@@ -24,7 +24,7 @@ from energon_pack.training.layout import (
     RowForm,
     boundaries_of,
     member_numbers,
-    take_values_of_next_token,
+    next_token_values,
     weights_aligned_to_labels,
 )
 
@@ -48,7 +48,7 @@ def thd(members: Sequence[Member], form: RowForm) -> Batch:
 
     batch: Batch = {
         "input_ids": with_gaps(pack.ids, form.pad_id),
-        "labels": with_gaps(take_values_of_next_token(pack.labels, pack.lens, IGNORE), IGNORE),
+        "labels": with_gaps(next_token_values(pack.labels, pack.lens, IGNORE), IGNORE),
         "loss_mask": with_gaps(weights_aligned_to_labels(pack, form.weights), 0.0),
         "position_ids": positions.unsqueeze(0),
         "padding_mask": ~real.unsqueeze(0),
@@ -102,7 +102,7 @@ def one_row_per_member(members: Sequence[Member], form: RowForm) -> Batch:
     real = counts < pack.lens.unsqueeze(1)
     return {
         "input_ids": _spread(pack.ids, real, 0),
-        "labels": _spread(take_values_of_next_token(pack.labels, pack.lens, IGNORE), real, IGNORE),
+        "labels": _spread(next_token_values(pack.labels, pack.lens, IGNORE), real, IGNORE),
         "loss_mask": _spread(weights_aligned_to_labels(pack, form.weights), real, 0.0),
         "position_ids": counts,
         "attention_mask": None,
