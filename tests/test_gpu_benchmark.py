@@ -98,7 +98,7 @@ def test_members_that_see_each_other_are_seen_on_the_page(
     gpu: ModuleType, packs: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (pack_encoder, probe_batches):
-        monkeypatch.setattr(module, "neat", one_text)
+        monkeypatch.setattr(module, "lay_out_neat_rows", one_text)
     page, _ = run(gpu, packs, tmp_path / "page.md", monkeypatch)
     assert re.findall(r"(\w+, \w+) .*≤ 0\.\d+ NO", page) == ["eager, fp32", "sdpa, fp32", "sdpa, bf16"]
     assert page.count("REFUSED: positions") == 2

@@ -141,8 +141,8 @@ def test_a_folder_that_cannot_be_written_is_found_first(
 @pytest.mark.parametrize(
     ("writer", "knob"),
     [
-        ("energon_pack.lengths.table_cache.write_whole", "cache_dir"),
-        ("energon_pack.dataset.energon.write_whole", "output.dir"),
+        ("energon_pack.lengths.table_cache.write_atomically", "cache_dir"),
+        ("energon_pack.dataset.energon.write_atomically", "output.dir"),
     ],
 )
 def test_a_full_disk_says_which(config: Make, tmp_path: Path, knob: str, writer: str, monkeypatch: Any) -> None:

@@ -320,7 +320,7 @@ def test_a_hybrid_model_gets_the_document_of_each_token(
     shutil.copytree(packed, tmp_path / "hybrid")
     manifest = tmp_path / "hybrid" / ".nv-meta" / "energon_pack.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "mask": "hybrid"}))
-    monkeypatch.setattr(pack_encoder, "refuse_missing_kernels", lambda: None)
+    monkeypatch.setattr(pack_encoder, "refuse_missing_hybrid_kernels", lambda: None)
     encoder = PackedTaskEncoder(tmp_path / "hybrid", str(demo[1]))
     batch = one(encoder, samples[0])
     assert batch.model_inputs()["seq_idx"].shape == batch["input_ids"].shape

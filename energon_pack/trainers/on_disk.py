@@ -179,7 +179,7 @@ class PacksByNumber(PackDatasetBase, Dataset[TrainingPack]):
         num = epochs * len(self) // ranks * ranks
         packs = PackSampler(self, 0, ranks, micro_batches).of_all_ranks(num)
         lens = np.stack([self.lens(epoch) for epoch in range(epochs)])
-        return rows.NumberedRows.from_packs(packs, self.fingerprint, lens[tuple(np.array(packs).T)])
+        return rows.PackNumberRows.from_packs(packs, self.fingerprint, lens[tuple(np.array(packs).T)])
 
 
 def import_pack_number_rows() -> Any:

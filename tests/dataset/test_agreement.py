@@ -386,7 +386,7 @@ def test_an_old_transformers_is_one_line(dataset: Path, monkeypatch: pytest.Monk
 
 def test_the_same_transformers_compares_nothing(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would load a processor in a process that may never need one."""
-    monkeypatch.setattr(agreement, "full_processor", lambda rules: pytest.fail("loaded"))
+    monkeypatch.setattr(agreement, "load_full_processor", lambda rules: pytest.fail("loaded"))
     assert isinstance(pack_encoder(dataset), PackEncoder)
 
 

@@ -202,7 +202,7 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "full")
 
-    monkeypatch.setattr("energon_pack.report.sweep_folder.write_whole", full)
+    monkeypatch.setattr("energon_pack.report.sweep_folder.write_atomically", full)
     with pytest.raises(PackError, match=f"^{tmp_path}/.* No space left on device; .* another hydra.sweep.dir"):
         leave(tmp_path, 0, ["seed=0"], None)
 

@@ -134,7 +134,7 @@ def test_a_source_that_is_larger_than_what_is_kept_is_packed_the_same(
     pack(replace(run, stage=Stage.lengths))
     monkeypatch.setattr(store_objects, "BLOCKS", BlockCache(most=0))
     monkeypatch.setattr(store_objects, "_MAX_MEMORY_BYTES", min(most, 2 << 20))  # else it is in a file
-    monkeypatch.setattr(reader, "max_ahead_bytes", lambda: most)
+    monkeypatch.setattr(reader, "max_read_ahead_bytes", lambda: most)
     bucket.seen()
     pack(run)
     size = sum(path.stat().st_size for path in (tmp_path / "in").iterdir())

@@ -171,7 +171,7 @@ def test_what_could_not_be_tried_is_tried_again(monkeypatch: pytest.MonkeyPatch)
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(proof, "small_model", short)
+        patch.setattr(proof, "build_small_model", short)
         with pytest.raises(MixingError, match="nothing could be tried here"):
             guard(make_model("qwen2"))
     guard(make_model("qwen2")).remove()

@@ -83,7 +83,7 @@ def test_an_error_of_the_trial_is_the_workers(
     def fail(_: object) -> None:
         raise RuntimeError("no such processor here")
 
-    monkeypatch.setattr("energon_pack.training.processor_calls.full_processor", fail)
+    monkeypatch.setattr("energon_pack.training.processor_calls.load_full_processor", fail)
     packs = PackedDataset(demo_folder, str(demo[1]))
     with_images = next(
         number for number in range(len(packs)) if any(getattr(m, "media", {}) for m in packs.members(0, number))
