@@ -201,17 +201,19 @@ def is_known_sample_key(key: str) -> bool:
     return key in _KNOWN_KEYS[0]
 
 
-def unread_items_of_call(call: Mapping[str, Any]) -> dict[str, Any]:
+def unread_items_of_tool_call(tool_call: Mapping[str, Any]) -> dict[str, Any]:
     """Return what stands in a call, or in its `function`, under keys that are not read."""
-    return {key: item for one in objects_with_call_keys(call) for key, item in one.items() if key not in _READ_KEYS[3]}
+    return {
+        key: item for one in objects_with_call_keys(tool_call) for key, item in one.items() if key not in _READ_KEYS[3]
+    }
 
 
-def is_harmless_in_call(key: str) -> bool:
+def is_harmless_tool_call_key(key: str) -> bool:
     """Tell whether a key of a tool call changes nothing that is trained."""
     return key in _HARMLESS_KEYS[3]
 
 
-def is_unknown_in_call(key: str) -> bool:
+def is_unknown_tool_call_key(key: str) -> bool:
     """Tell whether nothing is known of a key of a tool call."""
     return key not in _KNOWN_KEYS[3] and key not in _FOREIGN_KEYS[3]
 
@@ -269,7 +271,7 @@ def unknown_keys(sample_json: Mapping[str, Any], turn_keys: Sequence[str]) -> di
                 )
             for call, is_text in find_tool_calls_in_turn(turn):
                 if not is_text or has_argument_key(call):  # else its own keys are arguments
-                    add(_unknown_items(unread_items_of_call(call), 3))
+                    add(_unknown_items(unread_items_of_tool_call(call), 3))
             content = turn.get(key_of_synonyms(turn, CONTENT_KEYS))
             for part in content if isinstance(content, list) else ():
                 if isinstance(part, dict) and not is_tool_call_part(part) and not _KNOWN_KEYS[2].issuperset(part):

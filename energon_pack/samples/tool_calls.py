@@ -15,7 +15,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from energon_pack.samples.keys import is_harmless_in_call, is_unknown_in_call, unread_items_of_call, without_synonyms
+from energon_pack.samples.keys import (
+    is_harmless_tool_call_key,
+    is_unknown_tool_call_key,
+    unread_items_of_tool_call,
+    without_synonyms,
+)
 from energon_pack.samples.raw_record import parse_json_or_skip
 from energon_pack.samples.sample import ARGUMENT_KEYS, REASONING_KEYS, Message
 from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
@@ -208,7 +213,11 @@ def _name_and_arguments_of(call: Any, index: int, is_text: bool = False) -> tupl
         return function["name"], _arguments(next(spelled[key] for key in spelled if objects[key]), index)
     if is_text and not has_argument_key(call):
         return function["name"], _arguments_from_own_keys(call, function["name"], index)
-    unread = [key for key, item in unread_items_of_call(call).items() if is_unknown_in_call(key) and _has_object(item)]
+    unread = [
+        key
+        for key, item in unread_items_of_tool_call(call).items()
+        if is_unknown_tool_call_key(key) and _has_object(item)
+    ]
     if unread:
         raise _hidden_arguments_skip(function["name"], unread, index)
     return function["name"], _arguments(next(iter(spelled.values()), None), index)
@@ -216,13 +225,13 @@ def _name_and_arguments_of(call: Any, index: int, is_text: bool = False) -> tupl
 
 def _arguments_from_own_keys(call: Message, name: str, index: int) -> Message:
     """Return the arguments of a call whose own keys they are; raises Skip if some keys have another meaning."""
-    arguments = unread_items_of_call(call)
+    arguments = unread_items_of_tool_call(call)
     if call.get("type") not in _CALL_TYPES:
         arguments["type"] = call["type"]
-    unknown = [key for key in arguments if key == "type" or is_unknown_in_call(key)]
+    unknown = [key for key in arguments if key == "type" or is_unknown_tool_call_key(key)]
     if len(unknown) == len(arguments):
         return arguments
-    if unknown or not all(map(is_harmless_in_call, arguments)):
+    if unknown or not all(map(is_harmless_tool_call_key, arguments)):
         raise _hidden_arguments_skip(name, [*arguments], index)
     return {}
 
