@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.run.address import is_address
-from energon_pack.run.console import ControlEscapingFormatter, print_error
+from energon_pack.run.console import EscapingFormatter, print_error
 from energon_pack.run.packages import collect_garbage_rarely
 from energon_pack.run.stores.requests import reraising_store_errors
 from energon_pack.run.untrusted_input import enable_memory_bounds
@@ -123,7 +123,7 @@ def prepare_tool_process() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     if logging.lastResort is not None:
-        logging.lastResort.setFormatter(ControlEscapingFormatter())
+        logging.lastResort.setFormatter(EscapingFormatter())
     signal.signal(signal.SIGTERM, lambda *_: _interrupt())
 
 

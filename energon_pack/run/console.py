@@ -23,7 +23,7 @@ class EscapingConsole(Console):
             yield Segment(text if control else escape_unprintable(text, allowed="\n"), style, control)
 
 
-class ControlEscapingFormatter(logging.Formatter):
+class EscapingFormatter(logging.Formatter):
     """Formats log records, with control characters escaped."""
 
     def format(self, record: logging.LogRecord) -> str:

@@ -19,7 +19,7 @@ from rich.text import Text
 from energon_pack.errors import PackError, amount
 from energon_pack.report.pages.html import Rows, print_table
 from energon_pack.run import console
-from energon_pack.run.console import ControlEscapingFormatter, hold_output_under_title, print_error, say
+from energon_pack.run.console import EscapingFormatter, hold_output_under_title, print_error, say
 from energon_pack.run.progress import Progress, StageCounts, finished_stage_text
 from support.running import as_a_program, exit_code, run_here
 
@@ -56,7 +56,7 @@ def test_escape_sequences_are_shown_wherever_they_are_printed(capsys: pytest.Cap
     progress._console.print(HOSTILE)
     out, errors = capsys.readouterr()
     record = logging.LogRecord("x", logging.WARNING, "x", 1, "%s", (HOSTILE,), None)
-    printed = [out, errors, ControlEscapingFormatter().format(record), str(PackError(HOSTILE))]
+    printed = [out, errors, EscapingFormatter().format(record), str(PackError(HOSTILE))]
     assert out.startswith(f"{SHOWN}\n")
     assert "\\x1b[31m" in errors
     assert not {*"".join(printed)} & {*"\x1b\x07\x9b\u202e\r\udc80"}
