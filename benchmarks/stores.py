@@ -25,11 +25,11 @@ from support.stores import WHO, Bucket, Seen, store_server
 
 _RUN = "from energon_pack.cli import main; main()"
 _NO_BLOCKS = f"""
-from energon_pack.run.stores.blocks import Blocks
-from energon_pack.sources import blockwise, reader
-blockwise.BLOCKS = Blocks(most=0)
+from energon_pack.run.stores.blocks import BlockCache
+from energon_pack.sources import reader, store_objects
+store_objects.BLOCKS = BlockCache(most=0)
 {_RUN}"""
-_NO_ROOM = _NO_BLOCKS.replace(_RUN, f"reader.max_ahead_bytes = lambda: 32 << 20\n{_RUN}")
+_NO_ROOM = _NO_BLOCKS.replace(_RUN, f"reader.max_read_ahead_bytes = lambda: 32 << 20\n{_RUN}")
 _SMALL_SHARDS = "output.max_shard_bytes=15e6"
 
 

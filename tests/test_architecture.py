@@ -248,6 +248,15 @@ def test_imports_stay_light(absent: dict[str, set[str]], tmp_path: Path) -> None
     assert command("-c", script, cwd=tmp_path).stdout == "[]\n" * len(absent)
 
 
+def test_names_in_yaml_are_there() -> None:
+    """Hydra looks a class up when a run starts: one that was renamed ends every run with a traceback."""
+    texts = [path.read_text() for path in (ROOT / "conf").rglob("*.yaml")]
+    names = {name for text in texts for name in re.findall(r"energon_pack\.[\w.]+\.[A-Z]\w+", text)}
+    assert len(names) >= 2
+    for module, _, name in (name.rpartition(".") for name in sorted(names)):
+        assert hasattr(importlib.import_module(module), name), (module, name)
+
+
 def test_the_readme_of_a_room_names_files_that_are_there() -> None:
     """A newcomer reads it first, and looks for files that were merged or renamed."""
     for page in PACKAGE.glob("*/README.md"):

@@ -124,7 +124,8 @@ def test_any_terminal_will_do(dataset: Path, tmp_path: Path, variables: dict[str
     """A pipe, an ASCII locale: no traceback, and signs become `?`; no tokenizer is imported."""
     script = (
         "import sys; from energon_pack.inspect.command import main;"
-        "from energon_pack.run.command import prepare_process; sys.argv[1:] = [sys.argv[1]]; prepare_process(); main();"
+        "from energon_pack.run.command import prepare_tool_process; sys.argv[1:] = [sys.argv[1]];"
+        "prepare_tool_process(); main();"
         "print(sorted({'torch', 'transformers', 'tokenizers', 'hydra', 'pandas'} & set(sys.modules)))"
     )
     result = command("-c", script, dataset, cwd=tmp_path, **variables)

@@ -31,7 +31,7 @@ OF_THEIR_OWN = (
 POINTS = (10, 64, 65, 1000, 3000, 5, 700, 129)
 ASKS = """
 import io, json, sys
-from energon_pack.samples.conversation import placed_record
+from energon_pack.samples.conversation import match_placeholders_with_media
 from energon_pack.samples.flavors.multi_mix_qa import PackedMultiMixQA
 from energon_pack.samples.media.kinds import KINDS, MEDIA_TYPES, describe
 from energon_pack.samples.media.read_media import probe
@@ -51,7 +51,7 @@ turns = [{"role": "user", "content": "<cloud>What?"}, {"role": "assistant", "con
 record = parse_record({"messages": turns, "clouds": ["a.ply"]}, ReadSettings())
 print(json.dumps({
     "kinds": [*KINDS], "types": MEDIA_TYPES, "whole": asked(ply(70)), "cut": asked(ply(70)[:-1]),
-    "order": list(placed_record(record, ["cloud"]).order),
+    "order": list(match_placeholders_with_media(record, ["cloud"]).order),
     "parts": PackedMultiMixQA().part_names(3, [("cloud", "ply"), ("image", "png"), ("cloud", "ply")]),
     "type": [media_type(["cloud"]), media_type(["cloud", "image"])],
 }))

@@ -61,7 +61,7 @@ class ReferencedMediaReader:
         return SourceMediaReader(self._root or source_root(self._dataset))
 
     def opened(self, reference: Reference) -> Bytes:
-        """Open a medium as a file of bytes; raises what `SourceMedia.opened` and `source_root` raise."""
+        """Open a medium as a file of bytes; raises what `SourceMediaReader.opened` and `source_root` raise."""
         return self._source.opened(reference)
 
     def read_ahead(self, references: Sequence[Reference]) -> None:

@@ -121,7 +121,7 @@ class SampleReader:
         """Raise SourceChanged if the checksum of a sample's record and of its media's ends is not the measured one."""
         sum_here = crc32(sample.raw)
         for end in media_ends:
-            sum_here = crc32(end, sum_here)  # see `Reader.checksum`
+            sum_here = crc32(end, sum_here)  # see `SourceReader.checksum`
         if sum_here != measured_checksum:
             raise self.changed_source_error(row)
 

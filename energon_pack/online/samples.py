@@ -55,7 +55,7 @@ class MeasuredItem(PlanRow):
 
 
 _MEASURED_COLUMNS = [column.name for column in fields(MeasuredRow)]
-#: what an item shares with the one before it in its pack: a column of `MeasuredItem` → a count of `Trees.shared`
+#: what an item shares with the one before it in its pack: a column of `MeasuredItem` → a count of `PrefixTrees.shared`
 _SHARED_COLUMNS = {"shared_len": "token_len", "num_shared_images": "num_images", "num_shared_videos": "num_videos"}
 _MEASURED_SCHEMA = pa.schema(
     [

@@ -184,7 +184,7 @@ class Lengths:
         self.cut_off = scratch.zeros(self.num_samples, np.int32)
         #: the number of each part's sample
         self.whole_of_part: Ints = np.zeros(0, np.int64)
-        #: what each item shares with the item before it in its pack (`trees.Trees.shared`); None: nothing is shared
+        #: what each item shares with the item before it in its pack (`trees.PrefixTrees.shared`); None: nothing
         self.shared: Mapping[str, AnyInts] | None = None
         #: samples that are left out because their parts can't be packed: number, reason and detail
         self.refused = REFUSED_SCHEMA.empty_table()

@@ -23,7 +23,7 @@ NOTES = {
 }
 #: columns with a list of names, which are counted
 NAME_LISTS = ("unknown_keys", "image_modes", "placeholders_as_text")
-#: the columns that `SampleNotes.add` reads
+#: the columns that `SampleNoteCounts.add` reads
 COLUMNS = tuple(dict.fromkeys((*NOTES.values(), *NAME_LISTS, "num_supervised", "num_removed")))
 _MAX_NAMES_COUNTED = 1000  # names that are counted: if names of people are keys, each sample has others
 _MAX_NAMES_SHOWN = 20

@@ -113,7 +113,7 @@ class Report:
     expanded: dict[str, Any] | None = None  # `ExpansionCounts`; None, and not in the file: `labels.expand=none`
     placeholders_as_text: dict[str, dict[str, Any]] | None = None  # by kind of media; None, and not in the file: none
     pairs: int | None = None  # packed preference pairs; None, and not in the file: there are none
-    removed: dict[str, int] | None = None  # `SampleNotes.num_removed_pictures`; None, and not in the file: none
+    removed: dict[str, int] | None = None  # `SampleNoteCounts.num_removed_pictures`; None, and not in the file: none
     samples_cut_off: int = 0  # packed samples whose parts lack some of their tokens; each is in skipped.jsonl
     run: RunFacts | None = None  # in the file these facts are beside the figures
 

@@ -1,8 +1,8 @@
 """Joins a record and its media into one conversation, as packs store it and as a template renders it. Pure.
 
-    record, kinds of its media ──placed_record──► messages whose placeholders match the media, one to one
-                                 ──timed_messages──► these messages with the time of each frame in the text
-                             ──of_record──► `ReadSample`: the same with its media
+    record, kinds of its media ──match_placeholders_with_media──► messages whose placeholders match the media
+                               ──timed_messages──► these messages with the time of each frame in the text
+                               ──of_record──► `ReadSample`: the same with its media
 
 Measuring, writing and training all use these functions, so that a sample means the same in each of the three.
 `options_of` reads its options for rendering and training, from the fields of a source and of a pack alike:

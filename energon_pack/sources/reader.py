@@ -177,7 +177,7 @@ class SourceReader:
 
 
 def whole_medium_range(offset: int, size: int) -> list[tuple[int, int]]:
-    """Return (offset, size) of a whole medium as its only range: for `Reader.iterate_with_read_ahead`."""
+    """Return (offset, size) of a whole medium as its only range: for `SourceReader.iterate_with_read_ahead`."""
     return [(offset, size)]
 
 

@@ -38,6 +38,7 @@ from energon_pack.sources.jsonl.row_files import (
     without_extensions,
     without_ledgers_and_sidecars,
 )
+from energon_pack.sources.media_files import parse_media_map
 from energon_pack.sources.mixture import (
     Entry,
     EntrySettings,
@@ -120,6 +121,7 @@ def _read_entries(settings: SourceConfig, path: Any, cwd: str) -> list[Entry] | 
     path = path[0] if isinstance(path, list) and len(path) == 1 else path
     if not isinstance(path, str):
         return None
+    parse_media_map(settings.media_map)  # refuses a wrong one, whatever the source is
     file = os.path.expanduser(path)
     entries: list[Entry] | None = None
     if file.endswith(".json"):

@@ -262,15 +262,15 @@ class Template(MediaPreparation, Tokenizing):
     def fingerprints(self) -> dict[str, str]:
         """Return by name the hashes of all that lengths depend on."""
         tokenizer, settings = _tokenizer_json(self._tokenizer), self.rules.settings
-        return fingerprints_of(self.spec, tokenizer, settings, self.media_tokens, self.final_end_tokens)
+        return fingerprints_of(self.spec, tokenizer, settings, self.media_tokens, self.final_ends)
 
     @property
     def identity(self) -> TemplateIdentity:
-        labels = recorded_labels(self.spec.labels, self.final_end_tokens)
+        labels = recorded_labels(self.spec.labels, self.final_ends)
         return TemplateIdentity(self.fingerprints, labels, self.spec.family, self.spec.kinds)
 
     @cached_property
-    def final_end_tokens(self) -> list[str]:
+    def final_ends(self) -> list[str]:
         """The tokens that `labels.final_end` adds behind last answers, by form of answer; empty list: it adds none."""
         return [end for chat in self._chats for end in chat.last_answer_ends.added_tokens(self.spec.labels.final_end)]
 

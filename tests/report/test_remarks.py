@@ -164,8 +164,8 @@ def test_bad_data_is_wrong_where_it_is_too_much() -> None:
     of = figures(report={"skipped_by_reason": {"missing_media": 30, "no_messages": 2, "overlong": 5}})
     what = "32 of 1,000 samples (3.20%) are lost to bad data: 30 missing_media, 2 no_messages"
     for allowed in (0.05, 0.032):  # as many as are allowed are not too many
-        assert said(of, max_skipped=allowed) == [("look", what)]
-    assert said(of, max_skipped=0.01) == [("wrong", what)]
+        assert said(of, max_skipped_share=allowed) == [("look", what)]
+    assert said(of, max_skipped_share=0.01) == [("wrong", what)]
     assert collect_remarks(of)[0].knob.startswith("source.media_root")
 
 

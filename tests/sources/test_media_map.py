@@ -18,9 +18,10 @@ from energon_pack.samples.skip import Skip
 from energon_pack.sources.jsonl.dialects import RowSettings
 from energon_pack.sources.media_files import explain_missing_medium, parse_media_map, replace_mapped_prefix
 from energon_pack.sources.settings import SourceConfig
+from energon_pack.sources.source_path import find_source
 from support.marks import slow
 from support.running import command_here
-from support.samples import picture
+from support.samples import picture, write_tar
 
 NAMES = {"old": "/mnt/gone/imgs/0.png", "windows": r"C:\data\imgs\0.png", "relative": "images/0.png"}
 
@@ -51,6 +52,16 @@ def test_a_beginning_of_a_name_is_mapped_at_a_folder_and_the_longest_wins() -> N
 def test_an_entry_that_is_no_pair_is_refused_by_name(wrong: Any) -> None:
     with pytest.raises(PackError, match=r"^source\.media_map: .* is not OLD=NEW, as in 'source\.media_map=\["):
         SourceConfig(media_map=wrong).check()
+
+
+def test_a_map_of_an_entry_of_tars_is_checked_as_well(tmp_path: Path) -> None:
+    """A wrong map was taken for nothing where the source had no use for one, and a tool was told that all is well."""
+    write_tar(tmp_path / "a.tar", {"0.txt": b"A crane.", "0.png": picture(8, 8, "PNG")})
+    entry = {"name": "a", "path": "a.tar", "epochs": 1, "media_map": ["nonsense"]}
+    (tmp_path / "m.yaml").write_text(json.dumps({"mixture": [entry]}))
+    for settings, name in ((SourceConfig(), "m.yaml"), (SourceConfig(media_map=["nonsense"]), "a.tar")):
+        with pytest.raises(PackError, match="'nonsense' is not OLD=NEW"):
+            find_source(settings, str(tmp_path / name))
 
 
 def test_a_map_is_no_content_and_without_one_the_cache_keeps_its_keys(config: Any, tmp_path: Path) -> None:

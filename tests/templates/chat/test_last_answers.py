@@ -85,7 +85,7 @@ def test_an_answer_that_has_an_end_gets_no_other(folder: Path) -> None:
     """Neither by its template nor because its text spells the token."""
     template = template_of(folder, CHATML)
     assert template.render(Sample([Q, A], [])).text.endswith("a<|im_end|>\n")
-    assert template.final_end_tokens == []
+    assert template.final_ends == []
     spelled = template_of(folder, GLM)
     assert shown(spelled, Q, {**A, "content": "a<|user|>"}) == "«a<|user|>»"
 
