@@ -6,6 +6,7 @@ A pair takes two steps:
                                 ──pair_trees──► a tree for each pair, which a plan packs as one item
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -50,18 +51,19 @@ def expand_conversations(lengths: Lengths, labels: LabelsConfig, method: Method,
     for block in split_into_blocks(lengths.num_samples):
         may_have_parts[block] = lengths.items.lens[block] > 0
     asked = {name: value for name, value in plain(labels).items() if name in ("expand", "window_images", "window_text")}
-    recipe = PartsRecipe(
-        "expand",
-        key_of(asked, _EXPAND_VERSION, method_key(method)),
-        partial(_samples_of, labels=labels),
-        EXPANDED_CUT_TYPE,
-        lambda table: pc.is_null(table["reason"]).to_numpy(),
-        ("reason",),
-    )
+    key = key_of(asked, _EXPAND_VERSION, method_key(method))
+    recipe = _recipe("expand", key, partial(_samples_of, labels=labels))
     with dropping_wrong_lengths(lengths.shards, method, workshop):
         expanded = make_parts(lengths, may_have_parts, recipe, method, workshop)
     expanded.noted.samples["reasoning_left_out"] = 0  # each thought is trained where its answer is the last
     return expanded
+
+
+def _recipe(stage: str, key: str, make: Callable[[WholeSample], list[LengthsRow]]) -> PartsRecipe:
+    """Return the recipe by which `make` makes parts of each sample that was measured."""
+    return PartsRecipe(
+        stage, key, make, EXPANDED_CUT_TYPE, lambda table: pc.is_null(table["reason"]).to_numpy(), ("reason",)
+    )
 
 
 class ExpansionCounts(NamedTuple):
@@ -133,14 +135,8 @@ def measure_sides(lengths: Lengths, method: Method, workshop: Workshop) -> Lengt
     Raises:
         SourceChanged: a file is not what was measured.
     """
-    recipe = PartsRecipe(
-        "pairs",
-        key_of("pairs", _PAIRS_VERSION, method_key(method)),
-        partial(_sides, control_tokens=method.read.control_tokens),
-        EXPANDED_CUT_TYPE,
-        lambda table: pc.is_null(table["reason"]).to_numpy(),
-        ("reason",),
-    )
+    key = key_of("pairs", _PAIRS_VERSION, method_key(method))
+    recipe = _recipe("pairs", key, partial(_sides, control_tokens=method.read.control_tokens))
     with dropping_wrong_lengths(lengths.shards, method, workshop):
         of_sides = make_parts(lengths, lengths.items.lens > 0, recipe, method, workshop)
     of_sides.has_pairs = True
